@@ -113,7 +113,7 @@ func TestOneConnectionInALife(t *testing.T) {
 		t.Fatal("Detached is closed while the VM is connected, want it open")
 	default:
 	}
-	w.cable.Close()
+	w.guestEnd.Close()
 	<-w.g.Detached()
 	refused()
 	if w.g.Stats().Attached {

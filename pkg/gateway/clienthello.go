@@ -56,8 +56,8 @@ func readClientHello(ctx context.Context, c net.Conn, first []byte) (clientHello
 	var h clientHello
 	seen := false
 	before := bytes.NewReader(first)
-	tape := &recordingConn{Conn: &replayed{Conn: c, first: before}}
-	err := tls.Server(tape, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+	recording := &recordingConn{Conn: &replayed{Conn: c, first: before}}
+	err := tls.Server(recording, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		h.name, h.encrypted, seen = i.ServerName, slices.Contains(i.Extensions, extensionECH), true
 		return nil, errSeen
 	}}).HandshakeContext(ctx)
@@ -67,11 +67,11 @@ func readClientHello(ctx context.Context, c net.Conn, first []byte) (clientHello
 		}
 		return h, fmt.Errorf("not a TLS ClientHello: %w", err)
 	}
-	end, err := helloEnd(tape.read)
+	end, err := helloEnd(recording.read)
 	if err != nil {
 		return h, err
 	}
-	h.bytes, h.rest = tape.read[:end:end], slices.Concat(tape.read[end:], first[len(first)-before.Len():])
+	h.bytes, h.rest = recording.read[:end:end], slices.Concat(recording.read[end:], first[len(first)-before.Len():])
 	return h, c.SetReadDeadline(time.Time{})
 }
 

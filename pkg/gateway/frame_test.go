@@ -260,7 +260,7 @@ func TestStreamLengths(t *testing.T) {
 	w := newWorld(t, config{unguest: true})
 	send := func(n uint32, b []byte) {
 		t.Helper()
-		if _, err := w.cable.Write(append(binary.BigEndian.AppendUint32(nil, n), b...)); err != nil {
+		if _, err := w.guestEnd.Write(append(binary.BigEndian.AppendUint32(nil, n), b...)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -286,18 +286,18 @@ func TestFrozenMachine(t *testing.T) {
 	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(ping))), ping...)
 	batch := bytes.Repeat(frame, 100)
 	for range 100 {
-		if _, err := w.cable.Write(batch); err != nil {
+		if _, err := w.guestEnd.Write(batch); err != nil {
 			t.Fatal(err)
 		}
 	}
 	waitFor(t, "10000 frames arrived", func() bool { return w.g.Stats().FramesIn == 10_000 })
 	w.g.SetPolicy(nil)
 	w.g.nic.mu.Lock()
-	cable := w.g.nic.cable
+	transport := w.g.nic.transport
 	w.g.nic.mu.Unlock()
-	cable.mu.Lock()
-	waiting := len(cable.pending)
-	cable.mu.Unlock()
+	transport.mu.Lock()
+	waiting := len(transport.pending)
+	transport.mu.Unlock()
 	if waiting > maxPending {
 		t.Errorf("%d bytes wait for the VM, want at most %d", waiting, maxPending)
 	}

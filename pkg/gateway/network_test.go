@@ -35,14 +35,14 @@ var (
 	zeroSubnet netip.Prefix
 )
 
-// world is a gateway, a guest on its cable, and a simulated internet: documentation
+// world is a gateway, a guest on its link, and a simulated internet: documentation
 // addresses that lead to listeners on loopback. Only the very last step of a dial is
 // redirected there, after the address has been allowed.
 type world struct {
-	t     *testing.T
-	g     *Gateway
-	guest *gatewaytest.Guest
-	cable net.Conn // the guest's end
+	t        *testing.T
+	g        *Gateway
+	guest    *gatewaytest.Guest
+	guestEnd net.Conn // the guest's end
 
 	mu      sync.Mutex
 	names   map[string][]netip.Addr
@@ -62,7 +62,7 @@ type config struct {
 	routes   []hostnet.Route
 	tap      func([]byte)
 	resolve  func(context.Context, string) ([]netip.Addr, error)
-	unguest  bool // no stack on the cable: the test sends frames itself
+	unguest  bool // no stack on the link: the test sends frames itself
 }
 
 // allow returns a policy with rules.
@@ -116,7 +116,7 @@ func newWorld(t *testing.T, c config) *world {
 	} else {
 		near = w.attachStream()
 	}
-	w.cable = near
+	w.guestEnd = near
 	if !c.unguest {
 		mac, err := net.ParseMAC(guestMAC)
 		if err != nil {

@@ -21,11 +21,11 @@ type nic struct {
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	dropped    func(drop)
 
-	mu       sync.Mutex
-	cable    *frameTransport // set once
-	used     bool            // a VM is or was connected
-	detached chan struct{}
-	buffer   []byte // frames of one WritePackets call
+	mu        sync.Mutex
+	transport *frameTransport // set once
+	used      bool            // a VM is or was connected
+	detached  chan struct{}
+	buffer    []byte // frames of one WritePackets call
 
 	framesIn, framesOut, bytesIn, bytesOut atomic.Uint64
 	drops                                  [drops]atomic.Uint64
@@ -54,13 +54,13 @@ func (l *nic) attach(c *frameTransport) error {
 	if l.used {
 		return errUsed
 	}
-	l.cable, l.used = c, true
+	l.transport, l.used = c, true
 	return nil
 }
 
 func (l *nic) detach() {
 	l.mu.Lock()
-	l.cable = nil
+	l.transport = nil
 	l.mu.Unlock()
 	close(l.detached)
 }
@@ -68,7 +68,7 @@ func (l *nic) detach() {
 // close ends the use of the card, whether a VM is connected or not.
 func (l *nic) close() {
 	l.mu.Lock()
-	c, was := l.cable, l.used
+	c, was := l.transport, l.used
 	l.used = true
 	l.mu.Unlock()
 	switch {
@@ -112,7 +112,7 @@ func (l *nic) count(s *Stats) {
 		}
 	}
 	l.mu.Lock()
-	s.Attached = l.cable != nil
+	s.Attached = l.transport != nil
 	l.mu.Unlock()
 }
 
@@ -121,7 +121,7 @@ func (l *nic) count(s *Stats) {
 func (l *nic) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cable == nil {
+	if l.transport == nil {
 		return 0, &tcpip.ErrClosedForSend{}
 	}
 	n, sum := 0, 0
@@ -137,7 +137,7 @@ func (l *nic) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 		sum += p.Size()
 		n++
 	}
-	if err := l.cable.send(l.buffer); err != nil {
+	if err := l.transport.send(l.buffer); err != nil {
 		l.drops[dropUnsent].Add(uint64(n))
 		if errors.Is(err, errFull) {
 			return 0, &tcpip.ErrNoBufferSpace{}

@@ -310,7 +310,7 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 			return err
 		}
 		tell := m.Images.Reporter(i.Name, time.Now(), p)
-		report(tell, "booting a VM of %d CPUs and %d MiB for a warm state", cpus, memory>>20)
+		report(tell, "booting a VM of %d CPUs and %d MiB to be saved", cpus, memory>>20)
 		return saver.Save(ctx, name, dir, tell)
 	})
 }

@@ -208,9 +208,9 @@ type bootTask struct {
 }
 
 // runBootTasks runs all tasks, and logs and returns their errors.
-func runBootTasks(ctx context.Context, chores []bootTask) error {
+func runBootTasks(ctx context.Context, tasks []bootTask) error {
 	var failed []error
-	for _, c := range chores {
+	for _, c := range tasks {
 		if err := c.do(ctx); err != nil {
 			slog.Error(c.what, "err", err)
 			failed = append(failed, fmt.Errorf("%s: %w", c.what, err))
@@ -221,9 +221,9 @@ func runBootTasks(ctx context.Context, chores []bootTask) error {
 
 // finishIdentity does the work that the first login need not wait for, but that must precede
 // the ready state of a session. It records completion in identityDoneFile.
-func (g Guest) finishIdentity(ctx context.Context, chores []bootTask) error {
+func (g Guest) finishIdentity(ctx context.Context, tasks []bootTask) error {
 	failed := ""
-	if err := runBootTasks(ctx, chores); err != nil {
+	if err := runBootTasks(ctx, tasks); err != nil {
 		failed = err.Error() + "\n"
 	}
 	return g.place(identityDoneFile, failed, 0o644)

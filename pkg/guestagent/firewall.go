@@ -209,8 +209,8 @@ func run(ctx context.Context, stdin, name string, args ...string) (string, error
 type capped struct{ bytes.Buffer }
 
 func (c *capped) Write(p []byte) (int, error) {
-	if room := commandBytes - c.Len(); room > 0 {
-		c.Buffer.Write(p[:min(len(p), room)])
+	if left := commandBytes - c.Len(); left > 0 {
+		c.Buffer.Write(p[:min(len(p), left)])
 	}
 	return len(p), nil
 }

@@ -103,7 +103,7 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 		return Warm{}, fail.New(fail.NotFound, "image %s is gone: %w", i.Name, err).WithHint("agent-sessionizer image list")
 	}
 	if have, ok := i.Warmed(w.Key); ok && !o.Again {
-		m.report("warm state is up to date")
+		m.report("saved VM is up to date")
 		return have, nil
 	}
 	files := []string{vm.StateFile, vm.DiskFile}
@@ -130,7 +130,7 @@ func (s *Store) Cool(dir string) error {
 	}
 	defer unlock()
 	if err := os.Remove(filepath.Join(dir, metaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove warm state: %w", err)
+		return fmt.Errorf("remove saved VM: %w", err)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func readWarm(dir string) (Warm, error) {
 	}
 	for _, f := range []string{vm.StateFile, vm.DiskFile} {
 		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Size() == 0 {
-			return Warm{}, fmt.Errorf("warm state has no %s", f)
+			return Warm{}, fmt.Errorf("saved VM has no %s", f)
 		}
 	}
 	w.Path, w.Size = dir, DiskUsage(dir)

@@ -113,9 +113,9 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 			if keep[dir] || o.inUse(dir) {
 				continue
 			}
-			why := "replaced by a newer warm state"
+			why := "replaced by a newer saved VM"
 			if _, err := readWarm(dir); err != nil {
-				why = "unusable warm state"
+				why = "unusable saved VM"
 			}
 			if found, err = s.discardFound(found, i.Name, dir, why, o); err != nil {
 				return found, err

@@ -167,14 +167,14 @@ func picked(code int, out []string) (Pick, error) {
 // now returns the current rows, and a text that changes whenever the content of
 // previews does.
 func (p *Picker) now(ctx context.Context) (lines []string, observations string, err error) {
-	sights, repos, err := p.read(ctx)
+	states, repos, err := p.read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	for _, s := range sights {
+	for _, s := range states {
 		observations += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.ErrorMessage)
 	}
-	return p.lines(sights, repos, time.Now()), observations, nil
+	return p.lines(states, repos, time.Now()), observations, nil
 }
 
 const (

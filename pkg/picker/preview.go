@@ -194,12 +194,12 @@ func (g *page) screen(observation guestproto.Observation, at, now time.Time) {
 	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
 		lines = lines[:len(lines)-1]
 	}
-	room := g.height - len(g.lines) - 1
-	if room < 1 || len(lines) == 0 {
+	rows := g.height - len(g.lines) - 1
+	if rows < 1 || len(lines) == 0 {
 		return
 	}
 	g.add(console.Faint, "-- %s, %s ago --", cmp.Or(observation.Window, "screen"), age(at, now))
-	for _, l := range lines[max(0, len(lines)-room):] {
+	for _, l := range lines[max(0, len(lines)-rows):] {
 		g.raw(console.Plain, ansi.Truncate(layout(l), g.width, ""))
 	}
 }

@@ -165,11 +165,11 @@ func (p *Picker) read(ctx context.Context) ([]workState, []repository, error) {
 		return nil, nil, err
 	}
 	order(all)
-	sights := make([]workState, len(all))
+	states := make([]workState, len(all))
 	for i, s := range all {
-		sights[i] = p.readWorkState(s)
+		states[i] = p.readWorkState(s)
 	}
-	return sights, repositories(all, ended, p.Listed, p.clones.read()), nil
+	return states, repositories(all, ended, p.Listed, p.clones.read()), nil
 }
 
 // endedSessions returns the last sessions that are gone, for their repositories. It reads them

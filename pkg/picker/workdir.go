@@ -34,7 +34,7 @@ const (
 	workDirTimeout = 3 * time.Second
 )
 
-// newPickerDir creates a room, and removes the rooms of pickers that were killed.
+// newPickerDir creates a working directory, and removes those of pickers that were killed.
 func newPickerDir() (*workDir, error) {
 	parent := os.TempDir()
 	if len(parent)+len("/"+workDirPrefix+newSuffix+"1234567890/fzf.sock") > maxSocket {
@@ -67,7 +67,7 @@ func openWorkDir(dir string, lock *store.Lock) *workDir {
 	return r
 }
 
-// currentWorkDir returns the room of the picker that started this process.
+// currentWorkDir returns the working directory of the picker that started this process.
 func currentWorkDir() *workDir { return openWorkDir(filepath.Dir(os.Getenv(rowsVar)), nil) }
 
 func sweep(parent string) {
@@ -95,7 +95,7 @@ func isOwnFile(fi os.FileInfo) bool {
 	return ok && int(st.Uid) == os.Getuid()
 }
 
-// remove removes the room.
+// remove removes the directory.
 func (r *workDir) remove() error { return errors.Join(os.RemoveAll(r.dir), r.lock.Unlock()) }
 
 func (r *workDir) socket() string { return filepath.Join(r.dir, "fzf.sock") }

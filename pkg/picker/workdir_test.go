@@ -10,7 +10,7 @@ import (
 // TestRooms checks that a picker removes the directory of one that was killed, and no
 // directory of a running picker.
 func TestRooms(t *testing.T) {
-	parent, err := os.MkdirTemp("", "rooms") // short enough for a socket
+	parent, err := os.MkdirTemp("", "pick") // short enough for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

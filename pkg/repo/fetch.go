@@ -263,11 +263,11 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 		return res, err
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	room, err := opts.free(opts.TempDir)
+	free, err := opts.free(opts.TempDir)
 	if err != nil {
 		return res, err
 	}
-	if room -= diskReserve; room <= 0 {
+	if free -= diskReserve; free <= 0 {
 		return res, fullDisk(opts.TempDir)
 	}
 	var want strings.Builder
@@ -279,7 +279,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	}
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in := &counted{w: f, left: min(opts.MaxBytes, room), full: cancel}
+	in := &counted{w: f, left: min(opts.MaxBytes, free), full: cancel}
 	said := &tailBuffer{keep: maxText}
 	runErr := g.Run(runCtx, command(packScript, dir), ssh.IO{
 		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &progressWriter{tail: said, say: opts.Progress},
@@ -287,7 +287,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	switch {
 	case ctx.Err() != nil:
 		return res, context.Cause(ctx)
-	case in.over && room < opts.MaxBytes:
+	case in.over && free < opts.MaxBytes:
 		return res, fullDisk(opts.TempDir)
 	case in.over:
 		return res, fail.New(fail.Conflict, "the guest's work is larger than %d MiB", opts.MaxBytes>>20).

@@ -182,13 +182,13 @@ func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs s
 	if err != nil {
 		return err
 	}
-	room, onDisk := b.Bytes-size(dir), free-b.Reserve
+	space, onDisk := b.Bytes-size(dir), free-b.Reserve
 	var tooLarge error = fail.New(fail.Conflict, "the mirror of %s would be larger than %d MiB (limits.mirror_size)", ref.Slug, b.Bytes>>20).
 		WithHint("agent-sessionizer config edit # and raise limits.mirror_size")
-	if onDisk < room {
-		room, tooLarge = onDisk, fullDisk(dir)
+	if onDisk < space {
+		space, tooLarge = onDisk, fullDisk(dir)
 	}
-	if room <= 0 {
+	if space <= 0 {
 		return tooLarge
 	}
 	defer func() {
@@ -196,7 +196,7 @@ func fetchObjects(ctx context.Context, dir string, ref Ref, b Bounds, refspecs s
 			err = errors.Join(err, removePartialPacks(dir))
 		}
 	}()
-	g := b.network(dir, b.Memory, room, p)
+	g := b.network(dir, b.Memory, space, p)
 	g.stdin = strings.NewReader(refspecs)
 	// Store everything as one pack, because a pack is a single file that the file
 	// size limit bounds. That limit would not bound loose objects or packs from

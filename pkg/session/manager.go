@@ -333,8 +333,8 @@ func Name(slug, suffix string, budget int) string {
 	if slug == "" {
 		slug = "repo"
 	}
-	if room := budget - len("agent--") - len(suffix); len(slug) > room {
-		slug = strings.TrimRight(slug[:max(room, 1)], "-")
+	if left := budget - len("agent--") - len(suffix); len(slug) > left {
+		slug = strings.TrimRight(slug[:max(left, 1)], "-")
 	}
 	return "agent-" + slug + "-" + suffix
 }

@@ -152,7 +152,7 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 		}
 		_ = l.Close()
 	})
-	room := make(chan struct{}, relayClients)
+	slots := make(chan struct{}, relayClients)
 	for {
 		conn, err := l.AcceptUnix()
 		select {
@@ -173,13 +173,13 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 			continue
 		}
 		select {
-		case room <- struct{}{}:
+		case slots <- struct{}{}:
 		default:
 			_ = conn.Close()
 			continue
 		}
 		clients.Go(func() {
-			defer func() { <-room }()
+			defer func() { <-slots }()
 			r.serve(ctx, conn)
 		})
 	}
@@ -200,20 +200,20 @@ func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // the client's keep-alives are for the relay; the guest gets the relay's own
-	room := make(chan struct{}, relayChannels)
+	slots := make(chan struct{}, relayChannels)
 	for n := range chans {
 		if !slices.Contains(relayedChannels, n.ChannelType()) {
 			_ = n.Reject(ssh.UnknownChannelType, "not relayed")
 			continue
 		}
 		select {
-		case room <- struct{}{}:
+		case slots <- struct{}{}:
 		default:
 			_ = n.Reject(ssh.ResourceShortage, "too many channels")
 			continue
 		}
 		tasks.Go(func() {
-			defer func() { <-room }()
+			defer func() { <-slots }()
 			r.channel(n)
 		})
 	}

@@ -218,7 +218,7 @@ func TestRelayHasRoomForSome(t *testing.T) {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	within(t, "the relay has room again", func() bool {
+	within(t, "the relay has a free slot again", func() bool {
 		was := s.connections()
 		_ = r.through(t).Close()
 		return s.connections() == was

@@ -143,7 +143,7 @@ func Brief(t Task) string {
   that a .gitignore excludes.
 - You can reach only allowed network destinations. A refused destination stays refused; work without it.
 - The run ends after %v, or after %v without output.
-`, where, time.Duration(t.Manifest.Lifecycle.Timeout), time.Duration(t.Manifest.Lifecycle.HangTimeout))
+`, where, t.Manifest.Lifecycle.Timeout, t.Manifest.Lifecycle.HangTimeout)
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
 		fmt.Fprintf(&b, "- Files that match these patterns are also collected: %s\n", strings.Join(ps, ", "))
 	}

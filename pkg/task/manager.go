@@ -263,7 +263,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	if err != nil || len(waiting) == 0 {
 		return err
 	}
-	room, err := m.Sessions.Capacity(ctx)
+	capacity, err := m.Sessions.Capacity(ctx)
 	if err != nil {
 		return err
 	}
@@ -274,11 +274,11 @@ func (m *Manager) Schedule(ctx context.Context) error {
 		}
 	}
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
-		room := room // the transaction may run again
+		capacity := capacity // the transaction may run again
 		taken := map[string]bool{}
 		for _, row := range active {
 			taken[row.SessionID] = true
-			if full(reserveCapacity(&room, row)) {
+			if full(reserveCapacity(&capacity, row)) {
 				return nil, nil // the host lacks capacity even for a task that already has a slot
 			}
 		}
@@ -289,7 +289,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 			if row.SessionID != "" && taken[row.SessionID] {
 				continue
 			}
-			if full(reserveCapacity(&room, row)) {
+			if full(reserveCapacity(&capacity, row)) {
 				break
 			}
 			taken[row.SessionID] = true
@@ -316,9 +316,9 @@ func full(err error) bool {
 }
 
 // reserveCapacity reserves the capacity for a task's VM, unless the VM is already counted.
-func reserveCapacity(room *session.Capacity, row store.Task) error {
+func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 	if row.SessionID != "" {
-		return room.ReserveResumed(row.SessionID)
+		return capacity.ReserveResumed(row.SessionID)
 	}
 	t, err := read(row)
 	if err != nil {
@@ -328,7 +328,7 @@ func reserveCapacity(room *session.Capacity, row store.Task) error {
 	if err != nil {
 		return err
 	}
-	return room.Reserve(r)
+	return capacity.Reserve(r)
 }
 
 // Reconcile starts a keeper for every task that needs one and has none, and schedules

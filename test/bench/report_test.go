@@ -40,7 +40,7 @@ const (
 	titlePicker  = "The picker and the switch"
 	titleServe   = "Tasks: submitted to serve, and followed"
 	titleTasks   = "Tasks: a thousand at once"
-	titleStack   = "The network without QEMU: a user-space guest on the cable"
+	titleStack   = "The network without QEMU: a user-space guest on the link"
 	titleVM      = "The network with QEMU: from a Debian guest"
 	titleDNS     = "The guest's DNS proxy, with 10,000 names on the list"
 )

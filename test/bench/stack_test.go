@@ -19,7 +19,7 @@ import (
 const stackTime = 1500 * time.Millisecond // for each figure
 
 // TestNetworkWithoutVM measures with a user-space guest in this process, which takes
-// QEMU's place on the cable.
+// QEMU's place on the link.
 func TestNetworkWithoutVM(t *testing.T) {
 	contenders := []string{ours1500, ours65520, stock}
 	table := results.table(table{title: titleStack, columns: contenders, rows: figures("stack", contenders[:2], contenders[2:])})

@@ -532,7 +532,7 @@ func TestPickerPopup(t *testing.T) {
 func TestPickerIsKilled(t *testing.T) {
 	w := newWorld(t)
 	w.put("00000000000a", "o/r", session.Stopped, session.Status{})
-	rooms := func() []string {
+	workDirs := func() []string {
 		found, err := filepath.Glob(w.path("tmp/*"))
 		if err != nil {
 			t.Fatal(err)
@@ -542,8 +542,8 @@ func TestPickerIsKilled(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
 		s := w.term("agent-sessionizer")
 		s.sees(`^> +\. o/r`)
-		if len(rooms()) != 1 {
-			t.Fatalf("directories of the running picker = %q, want 1", rooms())
+		if len(workDirs()) != 1 {
+			t.Fatalf("directories of the running picker = %q, want 1", workDirs())
 		}
 		var pids []int // excludes the preview processes, which end on their own
 		w.until("one process", func() bool { pids = processes(w.home, ""); return len(pids) == 1 })
@@ -552,21 +552,21 @@ func TestPickerIsKilled(t *testing.T) {
 		}
 		s.sees(`left with`)
 		w.until("no process", func() bool { return len(processes(w.home, "")) == 0 })
-		if sig != syscall.SIGKILL && len(rooms()) != 0 {
-			t.Errorf("directories after %v = %q, want none", sig, rooms())
+		if sig != syscall.SIGKILL && len(workDirs()) != 0 {
+			t.Errorf("directories after %v = %q, want none", sig, workDirs())
 		}
 	}
-	if len(rooms()) != 1 {
-		t.Fatalf("directories after a kill = %q, want 1", rooms())
+	if len(workDirs()) != 1 {
+		t.Fatalf("directories after a kill = %q, want 1", workDirs())
 	}
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/r`)
-	if len(rooms()) != 1 {
-		t.Errorf("directories of the next picker = %q, want 1", rooms())
+	if len(workDirs()) != 1 {
+		t.Errorf("directories of the next picker = %q, want 1", workDirs())
 	}
 	s.presses(`left with 130`, "Escape")
-	if len(rooms()) != 0 {
-		t.Errorf("directories at the end = %q, want none", rooms())
+	if len(workDirs()) != 0 {
+		t.Errorf("directories at the end = %q, want none", workDirs())
 	}
 }
 

@@ -98,11 +98,11 @@ func TestMemoryOfClientsIsBounded(t *testing.T) {
 	}
 	p := &Proxy{Who: func(netip.AddrPort, string) string { return "curl" }}
 	p.once.Do(p.setup)
-	for i := range 3 * maxAskers {
+	for i := range 3 * maxPrograms {
 		p.clientProgram(netip.AddrPort{}, fmt.Sprint(i), true)
 	}
-	if n := len(p.askers); n > maxAskers {
-		t.Errorf("the programs of %d names are known, want at most %d", n, maxAskers)
+	if n := len(p.programs); n > maxPrograms {
+		t.Errorf("the programs of %d names are known, want at most %d", n, maxPrograms)
 	}
 	msg := new(dns.Msg)
 	for range 10 * maxRecords {

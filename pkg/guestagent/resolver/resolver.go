@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	workers    = 256             // concurrent queries
-	sockets    = 256             // concurrent TCP connections per listener
-	timeout    = 2 * time.Second // for one query to one resolver
-	attempts   = 2               // queries to the network per step of a chain
-	maxChain   = 8               // aliases followed
-	maxRecords = 64              // in one answer
-	hostTTL    = 5               // seconds; short because the service may be closed
-	maxTTL     = 300             // seconds; short so that a changed policy takes effect soon
-	maxAskers  = 4096            // cached names and their programs
-	maxReports = 4               // concurrent reports of denials to the network's resolver
+	workers     = 256             // concurrent queries
+	sockets     = 256             // concurrent TCP connections per listener
+	timeout     = 2 * time.Second // for one query to one resolver
+	attempts    = 2               // queries to the network per step of a chain
+	maxChain    = 8               // aliases followed
+	maxRecords  = 64              // in one answer
+	hostTTL     = 5               // seconds; short because the service may be closed
+	maxTTL      = 300             // seconds; short so that a changed policy takes effect soon
+	maxPrograms = 4096            // cached names and their programs
+	maxReports  = 4               // concurrent reports of denials to the network's resolver
 )
 
 // hostName is Lima's name for the host.
@@ -64,8 +64,8 @@ type Proxy struct {
 	reports   chan struct{}
 	reporting sync.WaitGroup
 
-	mu     sync.Mutex
-	askers map[string]string // program found for each denied name
+	mu       sync.Mutex
+	programs map[string]string // program found for each denied name
 }
 
 func (p *Proxy) setup() {
@@ -75,7 +75,7 @@ func (p *Proxy) setup() {
 	}
 	p.limit = newLimiter(p.now)
 	p.cache = newCache(p.now)
-	p.askers = map[string]string{}
+	p.programs = map[string]string{}
 	p.reports = make(chan struct{}, maxReports)
 }
 
@@ -254,7 +254,7 @@ func (p *Proxy) clientProgram(from netip.AddrPort, name string, wait bool) (prog
 		return "", true
 	}
 	p.mu.Lock()
-	program, ok = p.askers[name]
+	program, ok = p.programs[name]
 	p.mu.Unlock()
 	if ok || !wait {
 		return program, ok
@@ -262,10 +262,10 @@ func (p *Proxy) clientProgram(from netip.AddrPort, name string, wait bool) (prog
 	if program = p.Who(from, name); program != "" {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if len(p.askers) >= maxAskers {
-			clear(p.askers)
+		if len(p.programs) >= maxPrograms {
+			clear(p.programs)
 		}
-		p.askers[name] = program
+		p.programs[name] = program
 	}
 	return program, true
 }
