@@ -118,7 +118,7 @@ func (l claudeLine) blocks() []claudeBlock {
 }
 
 func (r *Parser) claudeMessage(l claudeLine) {
-	if id := l.Message.ID; id != "" && !r.countUsage(id) {
+	if id := l.Message.ID; id != "" && !r.alreadyCounted(id) {
 		used := l.Message.Usage.usage()
 		if l.Parent == nil { // a subagent's turns do not count as the agent's
 			used.Turns = 1

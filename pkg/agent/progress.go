@@ -187,8 +187,8 @@ func (r *Parser) endCall(id string) bool {
 	return true
 }
 
-// countUsage reports whether a message was counted before, and records that it is counted now.
-func (r *Parser) countUsage(id string) bool {
+// alreadyCounted reports whether a message's usage was counted before, and marks it as counted.
+func (r *Parser) alreadyCounted(id string) bool {
 	if id = oneWord(id); slices.Contains(r.p.Seen, id) {
 		return true
 	}

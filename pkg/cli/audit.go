@@ -25,7 +25,7 @@ func newAuditCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Show who did what to sessions and tasks",
 		Long: `Show who did what to sessions and tasks: VMs created and removed, secrets resolved (by
-name), tasks submitted and ended, background processes replaced after a crash. Records are
+name), tasks submitted and ended, keepers replaced after a crash. Records are
 kept for the time that audit.retention sets. After a crash, a record may appear twice.`,
 		Example: `  agent-sessionizer audit --since 24h
   agent-sessionizer audit --type secret_accessed --type vm_destroyed

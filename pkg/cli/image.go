@@ -133,7 +133,7 @@ func runImageList(a *app, asJSON bool) error {
 	if asJSON {
 		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: standbys})
 	}
-	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "WARM", "CREATED", "READY"}, [][]string{}
+	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "SAVED VMS", "CREATED", "READY"}, [][]string{}
 	for _, i := range all {
 		made, size, ready := "", "", "no"
 		if !i.CreatedAt.IsZero() {
@@ -316,7 +316,7 @@ func prepareImage(ctx context.Context, a *app, maker *golden.Maker, prepare conf
 		return made, nil
 	}
 	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
-		a.con.Say("%v: sessions start as clones", err)
+		a.con.Say("%v; sessions start as clones", err)
 		return made, nil
 	}
 	warm, err := makeImage(ctx, a, fmt.Sprintf("save VM with %d CPUs and %v", size.CPUs, size.Memory), func(ctx context.Context, say func(string)) (image.Warm, error) {

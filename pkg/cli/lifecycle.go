@@ -220,15 +220,15 @@ func (a *app) describeUnsaved(ctx context.Context, m *session.Manager, s session
 			if s.Phase == session.Broken {
 				hint = start
 			}
-			return unsavedWork{fmt.Sprintf("its contents cannot be determined (%v)", err), hint}
+			return unsavedWork{fmt.Sprintf("its unsaved work cannot be determined (%v)", err), hint}
 		}
 		work = &w
 	}
 	switch {
 	case work == nil && s.Phase == session.Stopping:
-		return unsavedWork{"its contents cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
+		return unsavedWork{"its unsaved work cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
 	case work == nil:
-		return unsavedWork{"its contents cannot be determined: it did not stop cleanly", start}
+		return unsavedWork{"its unsaved work cannot be determined: it did not stop cleanly", start}
 	case work.Clean():
 		return unsavedWork{}
 	}

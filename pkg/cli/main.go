@@ -82,7 +82,7 @@ func newRootCmd(a *app) *cobra.Command {
 Give every coding agent its own virtual machine, one tmux key away.
 
 REPO is owner/repo, a git URL, a local path or ".". Its session is opened, or created if
-it does not exist. Without REPO you pick from a list. In other commands, SESSION is a
+it does not exist. Without REPO the picker opens. In other commands, SESSION is a
 session's name, the start of its id, or its repository. Results go to standard output,
 everything else to standard error. Commands that show something have --json.`),
 		Example: `  agent-sessionizer owner/repo            open or create the session of a GitHub repository

@@ -42,7 +42,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetLog(cmd.Context(), a, o, args[0]) },
 	}
 	log.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new decisions")
-	log.Flags().IntVarP(&o.last, "last", "n", 0, "only the last `N` decisions")
+	log.Flags().IntVarP(&o.last, "last", "n", 0, "number `N` of latest decisions to show (default all)")
 	denied := &cobra.Command{
 		Use: "denied SESSION", Short: "Show what was denied, how often, and how to allow it",
 		Example: `  agent-sessionizer net denied repo`,

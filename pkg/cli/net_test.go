@@ -25,7 +25,7 @@ func TestEntryLine(t *testing.T) {
 		{gateway.Entry{Record: ended}, "closed   tls   a.example:443  1KiB out, 2KiB in, 1s"},
 		{gateway.Entry{Record: cut}, "closed   tls   a.example:443  1KiB out, 2KiB in, 1s: denied by now"},
 		{gateway.Entry{Record: failed}, "closed   tls   a.example:443  resolve: no such host"},
-		{gateway.Entry{Record: gateway.Record{Kind: gateway.KindLink, Allowed: true, End: true, Reason: "detached"}}, "closed   link  -  detached"},
+		{gateway.Entry{Record: gateway.Record{Kind: gateway.KindLink, Allowed: true, End: true, Reason: "VM disconnected"}}, "closed   link  -  VM disconnected"},
 		{gateway.Entry{Count: 3, Record: gateway.Record{Kind: gateway.KindDNS, Name: "b.example", Port: 53, Reason: "not listed"}}, "denied   dns   b.example  not listed ×3"},
 	} {
 		if _, got, _ := strings.Cut(entryLine(c.entry), "  "); got != c.want {

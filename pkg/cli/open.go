@@ -39,14 +39,14 @@ type openOptions struct {
 }
 
 func (o *openOptions) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.profile, "profile", "", "settings profile `NAME`")
-	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image")
-	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open")
-	f.Var((*cpus)(&o.resources.CPUs), "cpus", "CPUs of the VM")
-	f.Var(&o.resources.Memory, "memory", "memory of the VM, such as 8GiB")
-	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB")
+	f.StringVar(&o.profile, "profile", "", "profile `NAME` of the session (default as configured)")
+	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image (default as configured)")
+	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open (default as configured)")
+	f.Var((*cpus)(&o.resources.CPUs), "cpus", "number `N` of CPUs (default as configured)")
+	f.Var(&o.resources.Memory, "memory", "memory of the VM, such as 8GiB (default as configured)")
+	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB (default as configured)")
 	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
-	f.StringArrayVar(&o.services, "host-service", nil, "`HOST:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
+	f.StringArrayVar(&o.services, "host-service", nil, "`ADDRESS:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 

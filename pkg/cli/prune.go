@@ -294,7 +294,7 @@ func (p *pruning) tasks(ctx context.Context) error {
 			l.Why = "ended " + ago(t.StateChangedAt) + " ago"
 		}
 		l.Size = image.DiskUsage(dir)
-		if err := p.remove(ctx, "task:"+e.Name(), l, tm.Lock(e.Name()), func() error { return os.RemoveAll(dir) }); err != nil {
+		if err := p.remove(ctx, "task:"+e.Name(), l, tm.LockPath(e.Name()), func() error { return os.RemoveAll(dir) }); err != nil {
 			return err
 		}
 	}
@@ -325,7 +325,7 @@ func (p *pruning) locks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tasks, err := filepath.Glob(tm.Lock("*"))
+	tasks, err := filepath.Glob(tm.LockPath("*"))
 	if err != nil {
 		return err
 	}

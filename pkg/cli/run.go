@@ -223,7 +223,7 @@ func newCpCmd(a *app) *cobra.Command {
 		Short: "Copy files into or out of a session",
 		Long: `Copy a file or a directory. A path in the guest is SESSION:PATH, relative to the
 repository's directory, or SESSION:~/PATH in the agent's home. Files from a guest are
-treated as hostile: links are not followed, devices are refused, and nothing is written
+not trusted: links are not followed, devices are refused, and nothing is written
 outside the destination.`,
 		Example: `  agent-sessionizer cp notes.md repo:docs/
   agent-sessionizer cp repo:build/report.html .`,

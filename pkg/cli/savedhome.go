@@ -11,8 +11,8 @@ import (
 
 func newHomeCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "home", Short: "List and delete the saved homes of repositories",
-		Long: `List and delete the saved homes of repositories. A saved home holds what the setting
+		Use: "home", Short: "List and remove the saved homes of repositories",
+		Long: `List and remove the saved homes of repositories. A saved home holds what the setting
 "persist" selects: transcripts, settings, histories. It is saved when a session stops or
 is destroyed, and restored when a new session of the same repository is created.`,
 		Example: `  agent-sessionizer home list
@@ -29,8 +29,8 @@ is destroyed, and restored when a new session of the same repository is created.
 	}
 	list.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	remove := &cobra.Command{
-		Use: "rm REPO…", Short: "Delete the saved homes of repositories",
-		Long: `Delete the saved homes of repositories. A session that exists saves its home again when
+		Use: "rm REPO…", Short: "Remove the saved homes of repositories",
+		Long: `Remove the saved homes of repositories. A session that exists saves its home again when
 it stops.`,
 		Example: `  agent-sessionizer home rm owner/repo`,
 		Args:    usage(cobra.MinimumNArgs(1)), ValidArgsFunction: a.completeSavedHomes,
@@ -77,7 +77,7 @@ func runHomeRemove(ctx context.Context, a *app, repos []string) error {
 		if err != nil {
 			return err
 		}
-		a.con.Say("%s", "deleted the saved home of "+key)
+		a.con.Say("%s", "removed the saved home of "+key)
 	}
 	return nil
 }

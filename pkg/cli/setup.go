@@ -182,7 +182,7 @@ func newDoctorCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check whether this host can run sessions",
 		Long: `Check whether this host can run sessions: settings, acceleration, programs, the guest
-image, the network gateway, tmux. Each problem is shown with the command that fixes it.
+image, the network mode, tmux. Each problem is shown with the command that fixes it.
 The exit status is 5 if sessions cannot be created.`,
 		Example: `  agent-sessionizer doctor
   agent-sessionizer doctor --json | jq '.[] | select(.ok | not)'`,
@@ -211,9 +211,9 @@ func runDoctor(ctx context.Context, a *app, asJSON bool) error {
 		add("vm driver", "Lima, in "+cfg.Paths.LimaHome, err)
 		if err == nil {
 			accel, err := driver.Accel(ctx)
-			detail := accel.Name + " (probed in " + accel.Took.Round(100e3).String() + ")"
+			detail := accel.Name + " (checked in " + accel.Took.Round(100e3).String() + ")"
 			if accel.Took == 0 {
-				detail = accel.Name + " (known from an earlier probe)"
+				detail = accel.Name + " (known from an earlier check)"
 			}
 			if err == nil && accel.Name == "tcg" {
 				err = fail.New(fail.Host, "%s: guests are emulated, 10 to 30 times slower: %s", detail, accel.Reason).

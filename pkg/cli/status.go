@@ -214,7 +214,7 @@ func (a *app) notify(ctx context.Context, m *session.Manager, s session.Session)
 	if set.Desktop == config.DesktopOff || set.Desktop == config.DesktopAuto && !notify.HasDesktop(os.Getenv) {
 		return
 	}
-	body := at.Agent + " is " + string(at.State)
+	body := at.Agent + ": " + string(at.State)
 	if at.On != "" {
 		body += ": " + at.On
 	}

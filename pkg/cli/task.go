@@ -150,7 +150,7 @@ func newTaskStateCmd(a *app, cmd *cobra.Command, desired task.DesiredPhase) *cob
 		}
 		return nil
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is done")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the command has taken effect")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of tasks")
 	return cmd
 }

@@ -50,7 +50,7 @@ var environment = []entry{
 	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log (log.level, log.format, log.file, log.rotation)"},
 	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, if the variables above are not set"},
 	{"TRACEPARENT", "trace id for logs, as in W3C Trace Context"},
-	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips detection"},
+	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips the check"},
 	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "directories of settings, store, images and mirrors; relative paths are ignored"},
 	{"NO_COLOR, CLICOLOR, CLICOLOR_FORCE, FORCE_COLOR", "colours: NO_COLOR and CLICOLOR=0 turn them off, the others turn them on without a terminal"},
 	{"VISUAL, EDITOR", "the editor of config edit"},

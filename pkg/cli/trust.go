@@ -15,7 +15,7 @@ import (
 
 func newTrustCmd(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "trust DIR", Short: "Trust a directory as a clone of the repository it names",
+		Use: "trust DIR", Short: "Confirm the repository that a directory is a clone of",
 		Long: `Confirm that a directory is a clone of the repository that its own settings name.
 Its sessions then get the secrets and the saved home of that repository. "open" asks
 once for each clone. Without a terminal, use this command beforehand.`,

@@ -83,12 +83,12 @@ func (g *Gateway) attach(c *frameTransport) {
 	if !g.run(c, c.write) {
 		return
 	}
-	g.report(Record{Kind: KindLink, Allowed: true, Reason: "attached"})
+	g.report(Record{Kind: KindLink, Allowed: true, Reason: "VM connected"})
 	err := c.read(func(frame []byte) {
 		defer g.recoverPanic()
 		g.nic.input(frame)
 	})
-	reason := "detached"
+	reason := "VM disconnected"
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 		reason += ": " + clean(err.Error())
 	}
@@ -127,7 +127,7 @@ func receiveSocket(c *net.UnixConn) (net.Conn, error) {
 		}
 	}
 	if len(files) != 1 {
-		return nil, fmt.Errorf("want one passed descriptor, got %d", len(files))
+		return nil, fmt.Errorf("number of passed descriptors must be 1, got %d", len(files))
 	}
 	conn, err := net.FileConn(files[0])
 	if err != nil {

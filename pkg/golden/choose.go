@@ -62,7 +62,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 		golden.MissingStandbys, err = m.missingStandbys(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
-		return golden, nil //nolint:nilerr // VM snapshots are unavailable here, and no standby VMs are configured
+		return golden, nil //nolint:nilerr // VMs cannot be saved on this host, and no standby VMs are configured
 	}
 	golden.MissingStandbys = true
 	w, ok := made.Warmed(state)

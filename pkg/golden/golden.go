@@ -253,11 +253,11 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 }
 
 // saver returns the driver as a vm.Saver, with the key of a VM's state. Its error says
-// why VM snapshots are unavailable here.
+// why VMs cannot be saved on this host.
 func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) (vm.Saver, string, error) {
 	s, ok := m.Driver.(vm.Saver)
 	if !ok {
-		return nil, "", fail.New(fail.Host, "VM snapshots are unavailable here")
+		return nil, "", fail.New(fail.Host, "VMs cannot be saved on this host")
 	}
 	key, err := s.StateKey(ctx, arch, cpus, memory)
 	return s, key, err

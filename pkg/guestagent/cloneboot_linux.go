@@ -212,7 +212,7 @@ func runBootTasks(ctx context.Context, tasks []bootTask) error {
 	var failed []error
 	for _, c := range tasks {
 		if err := c.do(ctx); err != nil {
-			slog.Error(c.what, "err", err)
+			slog.Error(c.what, "error", err)
 			failed = append(failed, fmt.Errorf("%s: %w", c.what, err))
 		}
 	}
@@ -438,7 +438,7 @@ func runBootcmd(ctx context.Context, script string) error {
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	if _, exited := errors.AsType[*exec.ExitError](err); exited && ctx.Err() == nil {
-		slog.Error("boot scripts failed", "err", err)
+		slog.Error("boot scripts failed", "error", err)
 		return nil
 	}
 	return err
@@ -458,7 +458,7 @@ func awaitLogins(ctx context.Context) error {
 		return nil
 	})
 	if errors.Is(err, errNoRoute) && ctx.Err() == nil {
-		slog.Warn("no network", "err", err)
+		slog.Warn("no network", "error", err)
 		return nil
 	}
 	return err

@@ -92,7 +92,7 @@ func (g Guest) Daemon(ctx context.Context, version string, reload <-chan os.Sign
 	// A bad policy must not keep the lockdown from loading; the status shows the
 	// error.
 	if err := d.reload(ctx); err != nil {
-		slog.Error("policy reload failed", "err", err)
+		slog.Error("policy reload failed", "error", err)
 	}
 	d.reconcile(ctx)
 	control, err := d.listenControl(cancel)
@@ -120,7 +120,7 @@ func (d *daemon) loop(ctx context.Context, reload <-chan os.Signal, ready func()
 			return
 		case <-reload:
 			if err := d.reload(ctx); err != nil {
-				slog.Error("policy reload failed", "err", err)
+				slog.Error("policy reload failed", "error", err)
 			}
 		case <-tick.C:
 			if _, err := os.Stat(d.guest.path(stateDir)); d.guest.Fake && errors.Is(err, fs.ErrNotExist) {
@@ -189,7 +189,7 @@ func (d *daemon) reconcile(ctx context.Context) {
 // recordState records the state of a part and logs changes.
 func (d *daemon) recordState(part string, err error) {
 	if before := d.trouble[part]; err != nil && (before == nil || before.Error() != err.Error()) {
-		slog.Error("component failed", "part", part, "err", err)
+		slog.Error("component failed", "part", part, "error", err)
 	}
 	d.trouble[part] = err
 }
@@ -223,7 +223,7 @@ func (d *daemon) bind(ctx context.Context) error {
 		d.bound[w.addr] = b.Addr()
 		d.serving.Go(func() {
 			if err := b.Serve(ctx, d.proxy); err != nil {
-				slog.Error("DNS server failed", "addr", w.addr, "err", err)
+				slog.Error("DNS server failed", "addr", w.addr, "error", err)
 			}
 			d.mu.Lock()
 			defer d.mu.Unlock()

@@ -105,7 +105,7 @@ func (g Guest) WipeSecrets() error {
 
 func checkSecrets(set guestproto.Secrets) error {
 	if len(set.Env) > guestproto.MaxSecrets {
-		return fail.New(fail.Secret, "got %d secrets, must be at most %d", len(set.Env), guestproto.MaxSecrets)
+		return fail.New(fail.Secret, "%d secrets are more than the limit of %d", len(set.Env), guestproto.MaxSecrets)
 	}
 	for name, value := range set.Env {
 		if !envName(name) {

@@ -41,16 +41,16 @@ func (g Guest) Sleep(ctx context.Context) error {
 		err = s.wake(ctx)
 	}
 	if err != nil {
-		return poweroffWithError("giving the fork its identity failed", err)
+		return poweroffWithError("setting the identity of the resumed VM failed", err)
 	}
 	if err := s.port.Close(); err != nil {
-		slog.Error("closing the identity port failed", "err", err)
+		slog.Error("closing the identity port failed", "error", err)
 	}
 	if err := g.finishIdentity(ctx, []bootTask{{"insert the seed disk", s.rescanSeedDisk}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
 		return err
 	}
 	s.markStage("own_ms")
-	slog.Info("resumed from snapshot", s.steps...) // not earlier: the entry would go to the old journal
+	slog.Info("resumed from saved VM", s.steps...) // not earlier: the entry would go to the old journal
 	waitIdle(ctx)
 	_ = runBootTasks(ctx, []bootTask{{"provision", provision}}) // the machine works without it
 	return nil
@@ -255,7 +255,7 @@ func waitSystemd(ctx context.Context) error {
 func warmCaches(ctx context.Context) {
 	// Drop the boot's caches to free memory; they are not worth saving.
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
-		slog.Warn("dropping caches failed", "err", err)
+		slog.Warn("dropping caches failed", "error", err)
 	}
 	for _, args := range [][]string{
 		{"sshd", "-t"},
@@ -265,7 +265,7 @@ func warmCaches(ctx context.Context) {
 		{Binary, "status"},
 	} {
 		if _, err := run(ctx, "", args[0], args[1:]...); err != nil {
-			slog.Info("warm-up command failed", "command", args[0], "err", err)
+			slog.Info("warm-up command failed", "command", args[0], "error", err)
 		}
 	}
 	// The files that sshd uses for a connection.
@@ -286,7 +286,7 @@ func warmSSHD(ctx context.Context) {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
 	if err != nil {
-		slog.Info("warm-up command failed", "command", "ssh", "err", err)
+		slog.Info("warm-up command failed", "command", "ssh", "error", err)
 		return
 	}
 	defer c.Close()

@@ -36,7 +36,7 @@ func DecodeStatus(r io.Reader) (Status, error) {
 		return Status{}, fmt.Errorf("guest status: %w", err)
 	}
 	if s.Version != Version {
-		return Status{}, fmt.Errorf("guest status: version %d, want %d", s.Version, Version)
+		return Status{}, fmt.Errorf("guest status: version must be %d, got %d", Version, s.Version)
 	}
 	for _, text := range []*string{&s.Program, &s.Policy.Mode, &s.Policy.Digest, &s.Firewall.Error, &s.DNS.Listen, &s.DNS.Error} {
 		*text = Clean(*text)
@@ -59,7 +59,7 @@ func DecodeSecrets(r io.Reader) (Secrets, error) {
 		return Secrets{}, errors.New("secrets: must be a message of this version within the size limit")
 	}
 	if m.Version != Version {
-		return Secrets{}, fmt.Errorf("secrets: version %d, want %d", m.Version, Version)
+		return Secrets{}, fmt.Errorf("secrets: version must be %d, got %d", Version, m.Version)
 	}
 	return Secrets{Env: m.Env, Token: m.Token}, nil
 }

@@ -74,7 +74,7 @@ func DecodeIdentity(r io.Reader) (Identity, error) {
 	case err != nil:
 		return Identity{}, fmt.Errorf("identity: must be a message of this version within the size limit")
 	case i.Version != Version:
-		return Identity{}, fmt.Errorf("identity: version %d, want %d", i.Version, Version)
+		return Identity{}, fmt.Errorf("identity: version must be %d, got %d", Version, i.Version)
 	}
 	if err := Identity(i).check(); err != nil {
 		return Identity{}, fmt.Errorf("identity: %w", err)
@@ -106,7 +106,7 @@ func (i Identity) check() error {
 		"seed": len(i.Seed) >= 32,
 	} {
 		if !ok {
-			return fmt.Errorf("bad or missing %s", part)
+			return fmt.Errorf("%s is missing or invalid", part)
 		}
 	}
 	return nil

@@ -73,7 +73,7 @@ func decodeObservation(line []byte) (Observation, error) {
 		return Observation{}, err
 	}
 	if g.Version != Version {
-		return Observation{}, fmt.Errorf("version %d, want %d", g.Version, Version)
+		return Observation{}, fmt.Errorf("version must be %d, got %d", Version, g.Version)
 	}
 	for _, a := range g.Agents {
 		if !a.State.known() {

@@ -60,7 +60,7 @@ func (s TaskStart) Encode(w io.Writer) error {
 func DecodeTaskStart(r io.Reader) (TaskStart, error) {
 	s, err := decode[TaskStart](r, MaxTaskStart)
 	if err == nil && s.Version != Version {
-		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+		err = fmt.Errorf("version must be %d, got %d", Version, s.Version)
 	}
 	if err == nil {
 		err = s.check()
@@ -172,7 +172,7 @@ func DecodeTaskStatus(r io.Reader) (TaskStatus, error) {
 	switch {
 	case err != nil:
 	case s.Version != Version:
-		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+		err = fmt.Errorf("version must be %d, got %d", Version, s.Version)
 	case !slices.Contains([]TaskState{TaskNone, TaskRunning, TaskExited, TaskLost}, s.State):
 		err = fmt.Errorf("unknown state %q", shorten(string(s.State), maxName))
 	case (s.Result != nil) != (s.State == TaskExited):
@@ -256,7 +256,7 @@ func (c TaskCollect) Encode(w io.Writer) error {
 func DecodeTaskCollect(r io.Reader) (TaskCollect, error) {
 	c, err := decode[TaskCollect](r, maxCollect)
 	if err == nil && c.Version != Version {
-		err = fmt.Errorf("version %d, want %d", c.Version, Version)
+		err = fmt.Errorf("version must be %d, got %d", Version, c.Version)
 	}
 	if err == nil {
 		err = c.check()
@@ -347,7 +347,7 @@ func DecodeTaskSend(r io.Reader) (TaskSend, error) {
 	const each = 64 // bytes
 	s, err := decode[TaskSend](r, (MaxArtifacts+MaxTaskSkipped)*each)
 	if err == nil && s.Version != Version {
-		err = fmt.Errorf("version %d, want %d", s.Version, Version)
+		err = fmt.Errorf("version must be %d, got %d", Version, s.Version)
 	}
 	if err == nil {
 		err = CheckCollectionID(s.Collection)

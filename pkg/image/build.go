@@ -81,7 +81,7 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 	case o.Name != Debian:
 		return o, fail.New(fail.Usage, "cannot build an image %q: only %q is built from packages", o.Name, Debian)
 	case strings.Trim(o.Suite, "abcdefghijklmnopqrstuvwxyz") != "":
-		return o, fail.New(fail.Usage, "%q is not the name of a Debian release", o.Suite)
+		return o, fail.New(fail.Usage, "--suite must be the name of a Debian release, got %q", o.Suite)
 	case o.Arch != hostArch():
 		return o, fail.New(fail.Usage, "cannot build a %s image on a %s host", o.Arch, hostArch())
 	case len(o.GuestProgram) == 0 || o.Provision == nil:

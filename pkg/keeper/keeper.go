@@ -53,11 +53,11 @@ func Run(ctx context.Context, log *slog.Logger, c Subject) error {
 	}
 	if lock != nil {
 		if merr := lock.Mark(); merr != nil { // such as a full disk; the mark serves only the audit log
-			log.WarnContext(ctx, "mark lock; a crash of this keeper would not be audited", "error", merr)
+			log.WarnContext(ctx, "failed to mark lock; a crash of this keeper would not be audited", "error", merr)
 		}
 		err = work(ctx, log, c)
 		if uerr := lock.Remove(); uerr != nil {
-			log.ErrorContext(ctx, "unlock", "error", uerr)
+			log.ErrorContext(ctx, "failed to unlock", "error", uerr)
 		}
 	}
 	return errors.Join(err, c.Left(context.WithoutCancel(ctx)))
@@ -158,7 +158,7 @@ func waitDesiredChange(ctx context.Context, log *slog.Logger, c Subject, desired
 			s, err := c.Look(ctx)
 			if err != nil {
 				if ctx.Err() == nil {
-					log.WarnContext(ctx, "read desired phase", slog.Any("error", err))
+					log.WarnContext(ctx, "failed to read desired phase", slog.Any("error", err))
 				}
 				continue
 			}

@@ -66,7 +66,7 @@ type Task struct {
 }
 
 // Lock returns the path of the task's lock.
-func (c *Task) Lock() string { return c.Worker.Lock(c.ID) }
+func (c *Task) Lock() string { return c.Worker.LockPath(c.ID) }
 
 // Look reads the task's row.
 func (c *Task) Look(ctx context.Context) (State, error) {
@@ -105,7 +105,7 @@ func (c *Task) schedule(ctx context.Context) {
 			return
 		}
 		if err := c.Worker.Schedule(ctx); err != nil && ctx.Err() == nil {
-			c.Worker.Log.WarnContext(ctx, "start waiting tasks", "error", err)
+			c.Worker.Log.WarnContext(ctx, "failed to start waiting tasks", "error", err)
 		}
 	}
 }

@@ -101,7 +101,7 @@ const defaultTurns = 100
 // CPUs, Memory and Disk are 0 if the profile or the session defines them.
 type VM struct {
 	Session     string `json:"session,omitempty" like:"session" doc:"An existing session, by its name, its id or the start of its id. The task runs in it and leaves it unchanged except for the agent's work."`
-	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the configuration. Its resources are the defaults here."`
+	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the settings. Its resources are the defaults here."`
 	CPUs        int    `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"The number of CPUs; 4 without a profile."`
 	Memory      Size   `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
 	Disk        Size   `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`

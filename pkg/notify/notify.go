@@ -42,7 +42,7 @@ func Desktop(ctx context.Context, title, body string) error {
 		}
 	}
 	if _, err := exec.LookPath(argv[0]); err != nil {
-		return fail.New(fail.Host, "show desktop notification: %w", err).WithHint("apt-get install libnotify-bin, or set attention.desktop to off")
+		return fail.New(fail.Host, "show desktop notification: %w", err).WithHint("sudo apt-get install libnotify-bin, or set attention.desktop to off")
 	}
 	return run(ctx, argv, nil)
 }

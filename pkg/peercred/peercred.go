@@ -13,16 +13,16 @@ import (
 func Own(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("ask who is at the other end: %w", err)
+		return fmt.Errorf("read the user of the socket's peer: %w", err)
 	}
 	var uid int
 	var credErr error
 	err = raw.Control(func(fd uintptr) { uid, credErr = uidOf(int(fd)) })
 	if err := errors.Join(err, credErr); err != nil {
-		return fmt.Errorf("ask who is at the other end: %w", err)
+		return fmt.Errorf("read the user of the socket's peer: %w", err)
 	}
 	if uid != os.Geteuid() {
-		return fmt.Errorf("the other end of the socket belongs to user %d", uid)
+		return fmt.Errorf("the socket's peer belongs to user %d", uid)
 	}
 	return nil
 }

@@ -260,7 +260,7 @@ func (x *execs) repeated(session string, first store.Request, once task.Once) (E
 	}
 	e, err := x.get(session, first.Subject)
 	if fail.CodeOf(err) == fail.NotFound {
-		return Exec{}, fail.New(fail.Conflict, "no record of this key's command exists (yet)").WithHint("try again, or use another Idempotency-Key")
+		return Exec{}, fail.New(fail.Conflict, "the command of this Idempotency-Key is not recorded yet").WithHint("try again, or use another Idempotency-Key")
 	}
 	return e, err
 }
@@ -386,10 +386,10 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancelKeep()
 	if err := errors.Join(x.announce(keep, &rec), x.write(rec)); err != nil {
-		x.log.ErrorContext(ctx, "record end of command", "session", rec.Session, "exec", rec.ID, "error", err)
+		x.log.ErrorContext(ctx, "failed to record end of command", "session", rec.Session, "exec", rec.ID, "error", err)
 	}
 	x.metrics.command(rec.Exec)
-	x.log.InfoContext(ctx, "exec", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
+	x.log.InfoContext(ctx, "command ended", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
 }
 
 // inGuest runs a command line. It masks the guest's secrets in the output, as in
@@ -529,7 +529,7 @@ func (x *execs) prune(session string) {
 	slices.SortFunc(ended, func(a, b Exec) int { return a.StartedAt.Compare(b.StartedAt) })
 	for _, e := range ended[:min(len(ended), len(entries)-maxExecs+1)] {
 		if err := os.RemoveAll(x.dir(session, e.ID).dir); err != nil {
-			x.log.Warn("remove old command", "session", session, "exec", e.ID, "error", err)
+			x.log.Warn("failed to remove old command", "session", session, "exec", e.ID, "error", err)
 		}
 	}
 }

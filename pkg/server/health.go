@@ -34,7 +34,7 @@ func (s *Server) serverRoutes(api huma.API) {
 		ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 		defer cancel()
 		if _, err := s.store.TaskCounts(ctx); err != nil {
-			s.log.ErrorContext(ctx, "read store", "error", err)
+			s.log.ErrorContext(ctx, "failed to read store", "error", err)
 			return nil, problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer doctor", "the store cannot be read").with("Retry-After", "5")
 		}
 		return &healthOutput{Health{"ok"}}, nil
@@ -64,7 +64,7 @@ func (s *Server) serverRoutes(api huma.API) {
 // notify sends a state to systemd, if systemd started this process and expects it.
 func (s *Server) notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		s.log.Warn("notify systemd", "state", state, "error", err)
+		s.log.Warn("failed to notify systemd", "state", state, "error", err)
 	}
 }
 

@@ -122,7 +122,7 @@ func listenAddr(text string, expose bool) (netip.AddrPort, error) {
 	}
 	addr, err := netip.ParseAddrPort(text)
 	if err != nil {
-		return netip.AddrPort{}, fail.New(fail.Usage, "%q is not an address with a port", text).WithHint("agent-sessionizer serve --listen 127.0.0.1:8122")
+		return netip.AddrPort{}, fail.New(fail.Usage, "--listen must be ADDRESS:PORT, got %q", text).WithHint("agent-sessionizer serve --listen 127.0.0.1:8122")
 	}
 	if !addr.Addr().IsLoopback() && !expose {
 		return netip.AddrPort{}, fail.New(fail.Usage, "%s can be reached from the network, where any client with a token could run agents on this host", text).

@@ -160,7 +160,7 @@ func (m *metrics) observe(ctx context.Context) {
 			err = m.askGateways(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			m.log.Warn("watch tasks for metrics", "error", err)
+			m.log.Warn("failed to watch tasks for metrics", "error", err)
 		}
 		select {
 		case <-tick.C:
@@ -351,7 +351,7 @@ func (c stored) Collect(ch chan<- prometheus.Metric) {
 	counts, err1 := c.store.TaskCounts(ctx)
 	sessions, err2 := c.store.Sessions(ctx, false)
 	if err := errors.Join(err1, err2); err != nil {
-		c.log.Warn("read the store for the metrics", "error", err)
+		c.log.Warn("failed to read the store for the metrics", "error", err)
 		gauge(storeUp, 0)
 		return
 	}

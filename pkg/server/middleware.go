@@ -191,7 +191,7 @@ func (g *middleware) login(req *request) *Problem {
 	}
 	t, ok, err := g.tokens.find(token)
 	if err != nil {
-		g.log.ErrorContext(req.r.Context(), "read tokens", "error", err)
+		g.log.ErrorContext(req.r.Context(), "failed to read tokens", "error", err)
 		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked now").with("Retry-After", "5")
 	}
 	if !ok {

@@ -194,7 +194,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
 	if err := s.execs.recordLost(ctx); err != nil {
-		s.log.Error("record lost commands", "error", err)
+		s.log.Error("failed to record lost commands", "error", err)
 	}
 
 	// Open both listeners before serving: an address in use must not cost a client
@@ -268,7 +268,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	abandon()
 	stop()
 	background.Wait()
-	s.log.Info("served")
+	s.log.Info("server stopped")
 	return err
 }
 
@@ -318,7 +318,7 @@ func (s *Server) reconcile(ctx context.Context) {
 			case err == nil:
 				told = ""
 			case err.Error() != told: // log once, not every time
-				s.log.Error("reconcile", "error", err)
+				s.log.Error("failed to reconcile", "error", err)
 				told = err.Error()
 			}
 			select {

@@ -211,7 +211,7 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 		for name := range strings.SplitSeq(in.State, ",") {
 			p := task.Phase(strings.ToUpper(name))
 			if !slices.Contains(task.Phases(), p) {
-				return nil, fail.New(fail.Usage, "no state %q; the states are %v", short(name), task.Phases()).WithHint(seeDocs)
+				return nil, fail.New(fail.Usage, "unknown state %q: must be one of %v", short(name), task.Phases()).WithHint(seeDocs)
 			}
 			f.Phases = append(f.Phases, string(p))
 		}
@@ -219,7 +219,7 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if in.Label != "" {
 		key, value, ok := strings.Cut(in.Label, "=")
 		if !ok || key == "" {
-			return nil, fail.New(fail.Usage, "label must be KEY=VALUE").WithHint("label=team=platform, with the second = escaped or not")
+			return nil, fail.New(fail.Usage, "label must be KEY=VALUE, got %q", short(in.Label)).WithHint("label=team=platform, with the second = escaped or not")
 		}
 		f.Label = store.Label{Key: key, Value: value}
 	}

@@ -74,10 +74,10 @@ var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 // Add creates a token and returns it. The token itself is not stored anywhere.
 func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token string, err error) {
 	if !tokenName.MatchString(name) {
-		return "", fail.New(fail.Usage, "%q is not a valid token name: use lower-case letters, digits and . _ -, at most 64 characters", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
+		return "", fail.New(fail.Usage, "token name must be at most 64 lower-case letters, digits and . _ -, got %q", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
 	}
 	if !slices.Contains(Scopes(), scope) {
-		return "", fail.New(fail.Usage, "%q is not a scope; the scopes are %v", scope, Scopes()).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
+		return "", fail.New(fail.Usage, "scope must be one of %v, got %q", Scopes(), scope).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
 	}
 	secret := make([]byte, tokenBytes)
 	_, _ = rand.Read(secret) // documented never to fail

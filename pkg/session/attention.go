@@ -53,7 +53,7 @@ func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Co
 			wait, said = watchRetryMin, ""
 		}
 		if text := err.Error(); text != said { // logged once, not on every attempt
-			w.Log.WarnContext(ctx, "watch guest", "error", err)
+			w.Log.WarnContext(ctx, "failed to watch guest", "error", err)
 			said = text
 		}
 		select {

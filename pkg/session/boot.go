@@ -146,7 +146,7 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
-			w.warn(ctx, s.ID, "", "%v; resuming another", err)
+			w.warn(ctx, s.ID, "", "%v; resuming another saved VM", err)
 		} else {
 			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
 			if err := w.Golden.Distrust(s.Status.Warm); err != nil {

@@ -162,8 +162,8 @@ func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 	if _, err := w.SetDesired(t.Context(), s, Gone); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := w.isPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
-		t.Fatalf("isPoweredOff = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, Stopped, Gone)
+	if got, err := w.markPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
+		t.Fatalf("markPoweredOff = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, Stopped, Gone)
 	}
 }
 

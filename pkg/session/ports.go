@@ -213,7 +213,7 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	port := published.Guest
 	client, err := p.connected(ctx)
 	if err != nil {
-		p.log.WarnContext(ctx, "reach guest for published port", "port", port, "error", err)
+		p.log.WarnContext(ctx, "failed to reach guest for published port", "port", port, "error", err)
 		return
 	}
 	remote, err := client.Connect(ctx, net.JoinHostPort("localhost", strconv.Itoa(int(port))))

@@ -32,9 +32,9 @@ const (
 // the host lacks capacity. A session neither waits for the command nor fails with it.
 func (w *Worker) prepareNext(ctx context.Context, s Session) {
 	if why, err := w.startPrepare(ctx, s); err != nil {
-		w.Log.ErrorContext(ctx, "start background preparation", "error", err)
+		w.Log.ErrorContext(ctx, "failed to start background preparation", "error", err)
 	} else if why != "" {
-		w.Log.InfoContext(ctx, "background preparation skipped", "why", why)
+		w.Log.InfoContext(ctx, "background preparation skipped", "reason", why)
 	}
 }
 

@@ -56,7 +56,7 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	defer cancel()
 	conn, err := w.DialOwn(ctx, s)
 	if err != nil {
-		w.Log.WarnContext(ctx, "prepare guest for shutdown", "error", err)
+		w.Log.WarnContext(ctx, "failed to prepare guest for shutdown", "error", err)
 		return nil, func(context.Context) error { return err }
 	}
 	g := s.Guest(conn)
@@ -65,7 +65,7 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	if s.Status.Base != nil {
 		state, err := w.Work(ctx, s, conn)
 		if err != nil {
-			w.warn(ctx, s.ID, "", "unsaved work in the guest is unknown: %v", err)
+			w.warn(ctx, s.ID, "", "unsaved work cannot be determined: %v", err)
 		} else {
 			work = &state
 		}
@@ -74,7 +74,7 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	ctx, cancelWipe := context.WithTimeout(whole, 20*time.Second)
 	defer cancelWipe()
 	if err := g.WipeSecrets(ctx); err != nil {
-		w.Log.WarnContext(ctx, "wipe secrets", "error", err) // they are only in memory, which ends with the VM
+		w.Log.WarnContext(ctx, "failed to wipe secrets", "error", err) // they are only in memory, which ends with the VM
 	}
 	return work, func(ctx context.Context) error {
 		defer conn.Close()

@@ -69,7 +69,7 @@ func (w *Worker) step(ctx context.Context, id, name string, f func(context.Conte
 			err = w.Store.Append(ctx, id, ev)
 		}
 		if err != nil {
-			w.Log.ErrorContext(ctx, "append event", "step", name, "state", state, "error", err)
+			w.Log.ErrorContext(ctx, "failed to append event", "step", name, "state", state, "error", err)
 		}
 	}
 	tell("start", "")
@@ -100,7 +100,7 @@ func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
 func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
 	err := w.Store.Append(ctx, id, event(EventWarning, Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint}))
 	if err != nil {
-		w.Log.ErrorContext(ctx, "append warning", "error", err)
+		w.Log.ErrorContext(ctx, "failed to append warning", "error", err)
 	}
 }
 
@@ -267,17 +267,17 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			return w.markBroken(context.WithoutCancel(ctx), gone, fail.New(fail.NotFound, "the VM of session %s was removed by another program", s.Name).
 				WithHint("agent-sessionizer destroy --force %s", s.Name))
 		case err != nil:
-			w.Log.WarnContext(ctx, "inspect the VM", "error", err)
+			w.Log.WarnContext(ctx, "failed to inspect the VM", "error", err)
 		case m.State == vm.Broken:
 			return w.markBroken(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
 		case m.State == vm.Stopped:
-			return w.isPoweredOff(context.WithoutCancel(ctx), s)
+			return w.markPoweredOff(context.WithoutCancel(ctx), s)
 		}
 		if err := monitor.check(ctx, w, s); err != nil {
 			return w.markBroken(context.WithoutCancel(ctx), s, err)
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
-			w.Log.WarnContext(ctx, "publish ports", "error", err)
+			w.Log.WarnContext(ctx, "failed to publish ports", "error", err)
 		}
 		select {
 		case <-tick.C:
@@ -327,9 +327,9 @@ func (w *Worker) reload(ctx context.Context, id string) {
 	}
 }
 
-// isPoweredOff records that the guest powered off, or that its process was killed.
+// markPoweredOff records that the guest powered off, or that its process was killed.
 // What the agent has not written to the disk is lost; the disk is not.
-func (w *Worker) isPoweredOff(ctx context.Context, s Session) (Session, error) {
+func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error) {
 	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
 	var statusErr error

@@ -12,7 +12,7 @@ import (
 
 // ErrStale is returned, wrapped with what changed, when the row is no longer in the
 // phase that the caller saw.
-var ErrStale = errors.New("changed meanwhile")
+var ErrStale = errors.New("another process changed it")
 
 // record is a row with a phase: a session or a task. It covers what both have in
 // common.

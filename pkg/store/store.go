@@ -183,5 +183,5 @@ func Full(err error) bool {
 }
 
 func (s *Store) taken(err error) error {
-	return fail.New(fail.Conflict, "the store %s is held by another writer: %w", s.path, err).WithHint("fuser -v %s", s.path)
+	return fail.New(fail.Conflict, "the store %s is locked by another process: %w", s.path, err).WithHint("fuser -v %s", s.path)
 }

@@ -141,7 +141,7 @@ func Brief(t Task) string {
 - The current directory is the checkout. Commit if the task says so. All differences from the commit that was
   checked out are collected as a patch, whether committed or not. Untracked files are collected too, except those
   that a .gitignore excludes.
-- You can reach only allowed network destinations. A refused destination stays refused; work without it.
+- You can reach only allowed network destinations. A denied destination stays denied; continue without it.
 - The run ends after %v, or after %v without output.
 `, where, t.Manifest.Lifecycle.Timeout, t.Manifest.Lifecycle.HangTimeout)
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {

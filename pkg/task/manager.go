@@ -32,11 +32,11 @@ type Manager struct {
 	CheckPublic func(context.Context, repo.Ref) error // nil means repo.CheckPublic; for tests
 }
 
-func (m *Manager) store() *store.Store    { return m.Sessions.Store }
-func (m *Manager) paths() config.Paths    { return m.Sessions.Config.Paths }
-func (m *Manager) Lock(id string) string  { return m.paths().TaskLock(id) }
-func (m *Manager) Dir(id string) Dir      { return Dir(m.paths().TaskDir(id)) }
-func (m *Manager) settings() config.Tasks { return m.Sessions.Config.Tasks }
+func (m *Manager) store() *store.Store       { return m.Sessions.Store }
+func (m *Manager) paths() config.Paths       { return m.Sessions.Config.Paths }
+func (m *Manager) LockPath(id string) string { return m.paths().TaskLock(id) }
+func (m *Manager) Dir(id string) Dir         { return Dir(m.paths().TaskDir(id)) }
+func (m *Manager) settings() config.Tasks    { return m.Sessions.Config.Tasks }
 
 // Submission says who submits a task, and under which conditions.
 type Submission struct {
@@ -340,10 +340,10 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, row := range rows {
-		if store.Held(m.Lock(row.ID)) {
+		if store.Held(m.LockPath(row.ID)) {
 			continue
 		}
-		if died, err := store.Died(m.Lock(row.ID)); err == nil && died {
+		if died, err := store.Died(m.LockPath(row.ID)); err == nil && died {
 			if t, err := read(row); err == nil {
 				m.audit(ctx, audit.SessionReconciled, t)
 			}

@@ -368,7 +368,7 @@ func TestReconcile(t *testing.T) {
 	var told []string
 	w.Sessions.Audit = func(_ context.Context, r audit.Record) { told = append(told, string(r.Type)) }
 	log := w.Dir(task.ID).KeeperLog()
-	lock, ok, err := store.TryLock(w.Lock(task.ID))
+	lock, ok, err := store.TryLock(w.LockPath(task.ID))
 	if err != nil || !ok {
 		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
 	}
@@ -381,7 +381,7 @@ func TestReconcile(t *testing.T) {
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(w.Lock(task.ID), []byte("1\n"), 0o600); err != nil { // the mark of a keeper that died
+	if err := os.WriteFile(w.LockPath(task.ID), []byte("1\n"), 0o600); err != nil { // the mark of a keeper that died
 		t.Fatal(err)
 	}
 	if err := w.Reconcile(t.Context()); err != nil {

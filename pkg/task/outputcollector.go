@@ -237,7 +237,7 @@ func (r *outputCollector) watchLiveness(ctx context.Context, cancel context.Canc
 		err := r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			r.w.Log.ErrorContext(ctx, "record agent progress", "error", err) // the next save writes it all, or fails loudly
+			r.w.Log.ErrorContext(ctx, "failed to record agent progress", "error", err) // the next save writes it all, or fails loudly
 		}
 		if hung && life.HangAction != "notify" {
 			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))

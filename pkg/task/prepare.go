@@ -247,7 +247,7 @@ func (w *Worker) wakeSession(ctx context.Context, s session.Session, seen *time.
 	}
 	*seen = time.Now()
 	if err := w.Sessions.Tend(ctx, s); err != nil {
-		w.Log.Warn("start session keeper", "error", err)
+		w.Log.Warn("failed to start session keeper", "error", err)
 	}
 }
 

@@ -197,7 +197,7 @@ func (w *Worker) appendEvent(ctx context.Context, t Task, kind string, data any)
 	// An event that cannot be written must not stop the work: the phase change that
 	// follows uses the same store and will fail loudly.
 	if err := w.store().Append(ctx, t.ID, event(kind, data)); err != nil {
-		w.Log.Error("append event", "kind", kind, "error", err)
+		w.Log.Error("failed to append event", "kind", kind, "error", err)
 	}
 }
 

@@ -118,7 +118,7 @@ func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	others, err := c.others(ctx)
 	if noServer(err) {
 		return fail.New(fail.NotFound, "bind tmux keys: no tmux server is running").
-			WithHint("tmux new-session, or for good: agent-sessionizer tmux bind --print >>~/.tmux.conf")
+			WithHint("tmux new-session, or permanently: agent-sessionizer tmux bind --print >>~/.tmux.conf")
 	}
 	if err != nil {
 		return err

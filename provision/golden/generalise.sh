@@ -55,7 +55,7 @@ if [ -d /etc/cloud ]; then
 		/etc/network/interfaces.d/50-cloud-init "$etc"/sshd-keygen@.service.d
 fi
 
-say "boot: install the seed"
+say "boot: replace cloud-init"
 for f in "$here"/units/*; do
 	put 644 "$etc/${f##*/}" <"$f"
 done
@@ -121,7 +121,7 @@ if [ "$AGENT_SOURCE" = debian ]; then
 	# The kernel mounts the disk with these options. Without them, a second file
 	# system check would wait for a device that udev has not seen yet.
 	echo '/dev/vda / ext4 rw,noatime,discard,errors=remount-ro 0 0' | put 644 /etc/fstab
-	say "initrd"
+	say "boot: build the initrd"
 	bash "$here/initrd.sh" /boot/agent-sessionizer/initrd
 fi
 

@@ -1,6 +1,6 @@
 // Package gopacket stands in for the library of that name, in go.mod.
 //
-// All that our dependencies want of it is to print packets, in a debug mode
+// Our dependencies use it only to print packets, in a debug mode
 // that nothing here turns on. For that the real one fills seven megabytes of
 // tables before main, in every process: each command, and three that run for as
 // long as a session does.

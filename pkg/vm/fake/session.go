@@ -118,7 +118,7 @@ func (s *session) exec(command string) {
 	cmd.Env = s.environment()
 	var stream io.ReadWriter = s.ch
 	if trouble.DropAfter > 0 {
-		stream = &breaking{ReadWriter: s.ch, conn: s.conn, left: trouble.DropAfter}
+		stream = &breaking{ReadWriter: s.ch, conn: s.conn, limit: trouble.DropAfter}
 	}
 	if s.term != "" {
 		err = s.onTerminal(cmd, stream)
@@ -220,16 +220,16 @@ func (s *session) refuse(err error, code int) {
 	_ = s.ch.Close()
 }
 
-// breaking drops the connection after this many bytes.
+// breaking drops the connection after limit bytes, counted in both directions.
 type breaking struct {
 	io.ReadWriter
-	conn net.Conn
-	left int64
-	seen atomic.Int64
+	conn  net.Conn
+	limit int64
+	seen  atomic.Int64
 }
 
 func (b *breaking) count(n int) {
-	if b.seen.Add(int64(n)) >= b.left {
+	if b.seen.Add(int64(n)) >= b.limit {
 		_ = b.conn.Close()
 	}
 }

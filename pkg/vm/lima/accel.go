@@ -41,7 +41,7 @@ func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, er
 	}
 	switch forced := os.Getenv(accelEnv); {
 	case forced != "" && forced != "kvm" && forced != "tcg":
-		return vm.Accel{}, fail.New(fail.Usage, "%s is %q", accelEnv, forced).WithHint("export %s=kvm, or =tcg, or unset it", accelEnv)
+		return vm.Accel{}, fail.New(fail.Usage, "%s must be kvm or tcg, got %q", accelEnv, forced).WithHint("export %s=kvm, or =tcg, or unset it", accelEnv)
 	case arch != hostArch():
 		return vm.Accel{Name: "tcg", Reason: fmt.Sprintf("%s guests are emulated on %s", arch, hostArch())}, nil
 	case forced == "kvm":
@@ -90,7 +90,7 @@ func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error
 		return vm.Accel{}, err
 	}
 	if err := atomicfile.Write(path, b, 0o600); err != nil {
-		return vm.Accel{}, fmt.Errorf("save the accelerator verdict: %w", explainOS(err))
+		return vm.Accel{}, fmt.Errorf("save the result of the acceleration check: %w", explainOS(err))
 	}
 	a := v.accel()
 	a.Took = time.Since(begin)

@@ -337,7 +337,7 @@ func (dl download) check(ctx context.Context, part string) error {
 		}
 	}
 	if got := h.Digest(); got != dl.digest {
-		return errors.Join(fail.New(fail.Failure, "%s has the digest %s, want %s", dl.url, got, dl.digest).
+		return errors.Join(fail.New(fail.Failure, "%s has the digest %s, must be %s", dl.url, got, dl.digest).
 			WithHint("agent-sessionizer config edit # or pass --image with the publisher's digest"), remove(part))
 	}
 	return nil

@@ -142,7 +142,7 @@ func runTinyGuest() (err error) {
 		return err
 	}
 	if took := time.Since(begin); took > loopLimit {
-		return fmt.Errorf("a million iterations took %v: the guest is interpreted", took.Round(time.Millisecond))
+		return fmt.Errorf("a million iterations took %v: the guest is emulated", took.Round(time.Millisecond))
 	}
 	return nil
 }

@@ -36,9 +36,9 @@ func checkSpec(s vm.Spec) error {
 	case s.CPUs < 1:
 		return fail.New(fail.Usage, "VM %s: CPUs must be at least 1, got %d", s.Name, s.CPUs)
 	case s.Memory < minMemory:
-		return fail.New(fail.Usage, "VM %s: got %d bytes of memory, must be at least %d", s.Name, s.Memory, minMemory)
+		return fail.New(fail.Usage, "VM %s: memory must be at least %d bytes, got %d", s.Name, minMemory, s.Memory)
 	case s.Disk < minDisk:
-		return fail.New(fail.Usage, "VM %s: got a disk of %d bytes, must be at least %d", s.Name, s.Disk, minDisk)
+		return fail.New(fail.Usage, "VM %s: disk must be at least %d bytes, got %d", s.Name, minDisk, s.Disk)
 	case s.Image.Arch != limayaml.X8664 && s.Image.Arch != limayaml.AARCH64:
 		return fail.New(fail.Usage, "VM %s: architecture must be x86_64 or aarch64, got %q", s.Name, s.Image.Arch)
 	case !userName.MatchString(s.User) || s.User == "root":
