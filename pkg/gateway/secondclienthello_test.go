@@ -117,6 +117,23 @@ func TestSecondHello(t *testing.T) {
 	}
 }
 
+// Only the four record types of TLS, up to the largest size, are records (RFC 8446, 5.1).
+func TestReadRecord(t *testing.T) {
+	for kind, want := range map[byte]bool{0: false, changeCipher - 1: false, changeCipher: true, handshake: true, applicationData: true, applicationData + 1: false, 255: false} {
+		in := []byte{kind, 3, 3, 0, 2, 'o', 'k'}
+		got, isTLS, err := readRecord(bytes.NewReader(in))
+		if isTLS != want || err != nil || want && !bytes.Equal(got, in) || !want && len(got) != recordHeader {
+			t.Errorf("readRecord of type %d = %q, %t, %v, want %t", kind, got, isTLS, err, want)
+		}
+	}
+	for size, want := range map[int]bool{maxRecord: true, maxRecord + 1: false} {
+		in := append(binary.BigEndian.AppendUint16([]byte{applicationData, 3, 3}, uint16(size)), make([]byte, size)...)
+		if _, isTLS, err := readRecord(bytes.NewReader(in)); isTLS != want || err != nil {
+			t.Errorf("readRecord of %d bytes = %t, %v, want %t", size, isTLS, err, want)
+		}
+	}
+}
+
 // TestHelloRetry checks that clients and servers that agree on the second attempt do so
 // through the gateway.
 func TestHelloRetry(t *testing.T) {

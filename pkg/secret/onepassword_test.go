@@ -27,6 +27,7 @@ leak) echo 'SENTINEL-leak first'; echo 'debug SENTINEL-leak' >&2; echo "[ERROR] 
 say:*) m=$(cat "$dir/mode"); echo 'not an error line' >&2; echo "[ERROR] 2024/01/02 03:04:05 ${m#say:}" >&2; exit 1;;
 silent) echo SENTINEL-silent >&2; exit 1;;
 garbage) echo SENTINEL-garbage; exit 0;;
+long:*) m=$(cat "$dir/mode"); head -c "${m#long:}" /dev/zero | tr '\0' x; exec sed 's|{{ op://v/one/field }}||';;
 esac
 in=$(cat; echo .); in=${in%.}
 case $in in *missing*) echo '[ERROR] 2024/01/02 03:04:05 could not resolve item UUID for item missing: could not find item missing in vault v' >&2; exit 1;; esac
@@ -61,6 +62,19 @@ func TestOpCommand(t *testing.T) {
 	}
 	if args, _ := os.ReadFile(filepath.Join(dir, "args")); string(args) != "inject\n" {
 		t.Errorf("op was called as %q, want one inject", args)
+	}
+}
+
+func TestOpCommandAtTheLimit(t *testing.T) {
+	for length, fits := range map[int]bool{MaxBytes: true, MaxBytes + 1: false} {
+		useOp(t, fmt.Sprintf("long:%d", length))
+		got, err := Resolve(t.Context(), []Ref{{"A", "op://v/one/field"}}, Options{})
+		if fits && (err != nil || len(got["A"].Reveal()) != length) {
+			t.Errorf("Resolve of %d bytes = %d bytes, %v, want all", length, len(got["A"].Reveal()), err)
+		}
+		if !fits && fail.CodeOf(err) != fail.Secret {
+			t.Errorf("Resolve of %d bytes = %v, want code %v", length, err, fail.Secret)
+		}
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestRedactorForms(t *testing.T) {
@@ -76,6 +78,7 @@ func TestRedactorText(t *testing.T) {
 		"-abcdefabcdef-":         "-[redacted]-",
 		"abcde abcdef":           "abcde [redacted]",
 		"abcabcdef":              "abc[redacted]",
+		"abcdefabcdabcdef":       "[redacted]abcd[redacted]", // text between two secrets may begin like one
 		"abcdef abcdef\ndefghi":  "[redacted] [redacted]\n[redacted]",
 		"[redacted] is harmless": "[redacted] is harmless",
 	} {
@@ -340,6 +343,25 @@ func TestRedactorReplacesWhatAGuestSays(t *testing.T) {
 	r.SetGuest()
 	if got := r.Redact("own-secret guest-secret-099 late-secret"); got != "[redacted] guest-secret-099 [redacted]" {
 		t.Errorf("Redact after the guest's last secret = %q, want its old ones shown", got)
+	}
+}
+
+// Only a last piece that is too short to match alone overlaps the one before it.
+func TestChunks(t *testing.T) {
+	whole := strings.Repeat("a", pieceLen)
+	for rest, want := range map[string]string{
+		"":                             "",
+		"bbbbb":                        strings.Repeat("a", minRedact) + "bbbbb",
+		strings.Repeat("b", minRedact): strings.Repeat("b", minRedact),
+		strings.Repeat("b", pieceLen):  strings.Repeat("b", pieceLen),
+	} {
+		pieces := []string{whole}
+		if want != "" {
+			pieces = append(pieces, want)
+		}
+		if diff := cmp.Diff(pieces, chunks(whole+rest)); diff != "" {
+			t.Errorf("pieces of %d bytes mismatch (-want +got):\n%s", pieceLen+len(rest), diff)
+		}
 	}
 }
 

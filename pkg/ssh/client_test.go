@@ -2,6 +2,7 @@ package ssh_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -78,6 +79,16 @@ func TestDialSurvivesAGuestThatIsNotSSH(t *testing.T) {
 				}
 			}
 		},
+		"refuses before it proves its key": func(c net.Conn) {
+			why := "ssh: unable to authenticate"
+			payload := binary.BigEndian.AppendUint32([]byte{1, 0, 0, 0, 11}, uint32(len(why))) // RFC 4253, 11.1
+			payload = append(append(payload, why...), 0, 0, 0, 0)
+			padding := 16 - (5+len(payload))%8
+			packet := append(binary.BigEndian.AppendUint32(nil, uint32(1+len(payload)+padding)), byte(padding))
+			packet = append(append(packet, payload...), make([]byte, padding)...)
+			_, _ = c.Write(append([]byte("SSH-2.0-x\r\n"), packet...))
+			_, _ = io.Copy(io.Discard, c)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, nil, nil)
@@ -96,8 +107,8 @@ func TestDialSurvivesAGuestThatIsNotSSH(t *testing.T) {
 			s.target.Addr = ln.Addr().String()
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
-			if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, ssh.ErrUnreachable) || strings.ContainsRune(err.Error(), 0x1b) {
-				t.Fatalf("Dial of a guest that is not SSH = %q, want %v without escapes", err, ssh.ErrUnreachable)
+			if _, err := ssh.Dial(ctx, s.target); !errors.Is(err, ssh.ErrUnreachable) || strings.ContainsRune(err.Error(), 0x1b) || strings.Contains(err.Error(), "rejected the key") {
+				t.Fatalf("Dial of a guest that is not SSH = %q, want %v without escapes and without a rejected key", err, ssh.ErrUnreachable)
 			}
 		})
 	}

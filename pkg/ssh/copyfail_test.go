@@ -78,6 +78,22 @@ func TestCopyToAGuestThatFails(t *testing.T) {
 	}
 }
 
+// A file in the guest is not replaced by a directory of the same name.
+func TestCopyToAGuestWithAFileInTheWay(t *testing.T) {
+	src, home := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(src+"/tree/sub", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, home+"/new/tree/sub", "theirs", 0o644)
+	err := serve(t, nil, honest(home)).dial(t).CopyTo(t.Context(), src+"/tree", "new", nil)
+	if err == nil || !strings.Contains(err.Error(), "make directory new/tree/sub in the guest") {
+		t.Errorf("CopyTo over a file = %v, want \"make directory new/tree/sub in the guest\"", err)
+	}
+	if got, err := os.ReadFile(home + "/new/tree/sub"); err != nil || string(got) != "theirs" {
+		t.Errorf("file in the guest = %q, %v, want \"theirs\"", got, err)
+	}
+}
+
 // A file that cannot be read leaves nothing, and what is in the way stays.
 func TestCopyFromAGuestThatFails(t *testing.T) {
 	out := t.TempDir()

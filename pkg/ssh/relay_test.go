@@ -252,6 +252,15 @@ func TestRelayEndsWithItsConnection(t *testing.T) {
 	}
 }
 
+// The owner's context ends the relay, with its own error.
+func TestRelayEndsWithItsContext(t *testing.T) {
+	r := serve(t, guest, nil).relay(t)
+	r.stop()
+	if err := <-r.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("end of the relay = %v, want %v", err, context.Canceled)
+	}
+}
+
 type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
