@@ -82,13 +82,13 @@ func TestTLS(t *testing.T) {
 		"encrypted": {makeClientHello(t, &tls.Config{
 			ServerName: "other.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "example.org"),
 		}), "encrypted ClientHello"},
-		"not TLS":      {[]byte("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), "not a TLS ClientHello"},
+		"not TLS":      {[]byte("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), "first record does not look like a TLS handshake"},
 		"SSH":          {[]byte("SSH-2.0-OpenSSH_9.9\r\n"), "not a TLS ClientHello"},
 		"SSLv2":        {append([]byte{0x80, 0x2e, 1, 3, 1}, make([]byte, 60)...), "not a TLS ClientHello"},
 		"garbage":      {append([]byte{0x16, 3, 1, 0, 40}, make([]byte, 40)...), "not a TLS ClientHello"},
 		"a huge hello": {append([]byte{0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff}, make([]byte, 0x4000-4)...), "not a TLS ClientHello"},
 		"two names":    {twoNames(hello), "not a TLS ClientHello"},
-		"cut":          {hello[:len(hello)-1], "not a TLS ClientHello"},
+		"cut":          {hello[:len(hello)-1], "not a TLS ClientHello: unexpected EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.t = t
