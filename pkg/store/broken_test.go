@@ -78,19 +78,20 @@ func TestEveryErrorOfSQLiteIsReturned(t *testing.T) {
 	writers := "Create Update Append CreateTask AdvanceTask Admit"
 	events := "Events EventRange Follow Prune PruneDry " + writers
 	for statements, fails := range map[string]string{
-		`ALTER TABLE sessions RENAME TO x`:    "Session Sessions Create Update Append CreateTask",
-		`ALTER TABLE tasks RENAME TO x`:       "Create Append Task TaskCounts Tasks TasksAfter TasksLabel CreateTask AdvanceTask Admit",
-		`ALTER TABLE events RENAME TO x`:      events,
-		`ALTER TABLE task_labels RENAME TO x`: "TasksLabel CreateTask",
-		`ALTER TABLE task_texts RENAME TO x`:  "TaskText CreateTask",
-		refuse("INSERT", "sessions"):          "Create",
-		refuse("UPDATE", "sessions"):          "Update",
-		refuse("INSERT", "tasks"):             "CreateTask",
-		refuse("UPDATE", "tasks"):             "AdvanceTask Admit",
-		refuse("INSERT", "task_labels"):       "CreateTask",
-		refuse("INSERT", "task_texts"):        "CreateTask",
-		refuse("INSERT", "events"):            writers,
-		refuse("DELETE", "events"):            "Prune",
+		`ALTER TABLE sessions RENAME TO x`:                                "Session Sessions Create Update Append CreateTask",
+		`ALTER TABLE tasks RENAME TO x`:                                   "Create Append Task TaskCounts Tasks TasksAfter TasksLabel CreateTask AdvanceTask Admit",
+		`ALTER TABLE events RENAME TO x`:                                  events,
+		`ALTER TABLE task_labels RENAME TO x`:                             "TasksLabel CreateTask",
+		`ALTER TABLE task_texts RENAME TO x`:                              "TaskText CreateTask",
+		`UPDATE tasks SET phase = 'RUNNING', labels = 'x' WHERE id = 'v'`: "Tasks TasksLabel AdvanceTask Admit",
+		refuse("INSERT", "sessions"):                                      "Create",
+		refuse("UPDATE", "sessions"):                                      "Update",
+		refuse("INSERT", "tasks"):                                         "CreateTask",
+		refuse("UPDATE", "tasks"):                                         "AdvanceTask Admit",
+		refuse("INSERT", "task_labels"):                                   "CreateTask",
+		refuse("INSERT", "task_texts"):                                    "CreateTask",
+		refuse("INSERT", "events"):                                        writers,
+		refuse("DELETE", "events"):                                        "Prune",
 	} {
 		want := strings.Fields(fails)
 		all := operations(t, broken(t, statements))

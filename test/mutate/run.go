@@ -80,6 +80,10 @@ func (p *Package) run(ctx context.Context, binary, dir string, limit time.Durati
 	if err != nil {
 		return nil, err
 	}
+	// Some tests run a process as another user, which must reach the tests' files.
+	if err := errors.Join(os.Chmod(dir, 0o711), os.Chmod(tmp, 0o711)); err != nil {
+		return nil, err
+	}
 	argv := append(slices.Clone(sandbox()), append([]string{binary, "-test.timeout=0"}, args...)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = p.Dir
