@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -338,13 +340,33 @@ func TestScopes(t *testing.T) {
 	}
 }
 
+// Each request is logged with these fields.
+func TestRequestLog(t *testing.T) {
+	r := newRig(t, Limits{})
+	r.do(call{path: tasksPath})
+	var got map[string]any
+	eventually(t, "the request is logged", func() bool { // after its answer
+		for line := range strings.Lines(r.log.String()) {
+			got = nil
+			if err := json.Unmarshal([]byte(line), &got); err == nil && got["msg"] == "request" {
+				return true
+			}
+		}
+		return false
+	})
+	want := []string{"actor", "bytes", "level", "ms", "msg", "route", "status", "time"}
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Errorf("fields of a request's record mismatch (-want +got):\n%s", diff)
+	}
+}
+
 // The document matches the router: it contains everything that is served, in both
 // forms.
 func TestDocument(t *testing.T) {
 	r := newRig(t, Limits{})
 	var doc struct {
 		OpenAPI string
-		Paths   map[string]map[string]struct{ OperationID string }
+		Paths   map[string]map[string]struct{ OperationID, Summary string }
 	}
 	r.get(call{path: "/openapi.json"}, &doc)
 	if doc.OpenAPI != "3.1.0" {
@@ -360,6 +382,9 @@ func TestDocument(t *testing.T) {
 				t.Errorf("operation id of %s = %q, want a unique one", path, op.OperationID)
 			}
 			ids[op.OperationID] = true
+			if op.Summary == "" || strings.HasSuffix(op.Summary, ".") {
+				t.Errorf("summary of %s = %q, want a phrase", op.OperationID, op.Summary)
+			}
 		}
 	}
 	for _, path := range []string{
