@@ -82,9 +82,9 @@ func localError(dir string, err error) error {
 	return fail.New(fail.Failure, "inspect %s: %w", echo(dir), err)
 }
 
-// localRemote returns the name and address of a local clone's remote, or "" if
-// there is none that a guest could reach too. It removes credentials that the
-// clone's configuration contains.
+// localRemote returns the name and address of a local clone's remote, which is origin or
+// the only one. The name is "" if a guest could not reach it. The address leaves out the
+// credentials of an https URL.
 func localRemote(ctx context.Context, dir string) (string, Ref, error) {
 	g := hostGit{dir: dir}
 	out, err := g.output(ctx, "remote")

@@ -37,7 +37,7 @@ func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bo
 	if faults := m.faults(asked, restricted); len(faults) > 0 {
 		return checked{}, asked.Refuse(faults...)
 	}
-	r, err := request(asked, restricted)
+	r, err := sessionRequest(asked, restricted)
 	if err != nil {
 		return checked{}, err
 	}
@@ -53,7 +53,7 @@ func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manife
 			faults = append(faults, manifest.Fault{Field: field, Err: err})
 		}
 	}
-	r, err := request(asked, restricted)
+	r, err := sessionRequest(asked, restricted)
 	add("repository.url", err)
 	key := config.RepoKey(r.Repo.Key)
 	if _, err := m.Sessions.Config.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise the profile is not the cause

@@ -105,8 +105,8 @@ const (
 	actionGiveUp
 )
 
-// afterCrash decides how to react to a crash at now, given how long the agent had
-// run, and returns the restarts that count from then on.
+// afterCrash decides how to react when an agent that ran for uptime crashes or hangs,
+// and returns the restarts that count from then on.
 func afterCrash(c manifest.CrashLoop, restarts []time.Time, rebuilds int, uptime time.Duration, now time.Time) (crashAction, []time.Time) {
 	if uptime >= time.Duration(c.HealthyAfter) {
 		restarts = nil // the VM was healthy in between

@@ -106,8 +106,8 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	return t, notices, err
 }
 
-// request describes the session that a task needs for itself.
-func request(t *manifest.Task, restricted bool) (session.Request, error) {
+// sessionRequest describes the session that a task needs for itself.
+func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) {
 	ref, err := repo.Parse(t.Repository.URL, "/")
 	if err != nil {
 		return session.Request{}, err
@@ -324,7 +324,7 @@ func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 	if err != nil {
 		return err
 	}
-	r, err := request(t.Manifest, t.Status.Restricted)
+	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	if t.InSession() { // its agent works on what is in the session
 		return w.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 	}
-	r, err := request(t.Manifest, t.Status.Restricted)
+	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (w *Worker) open(ctx context.Context, t Task) (session.Session, error) {
 		}
 		return w.Sessions.SetDesired(ctx, s, session.Ready)
 	}
-	r, err := request(t.Manifest, t.Status.Restricted)
+	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
 	if err != nil {
 		return session.Session{}, err
 	}
