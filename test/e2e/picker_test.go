@@ -74,7 +74,6 @@ func TestPicker(t *testing.T) {
 	u.picture("status")
 	u.typed("M-p")
 	u.sees("bell in window")
-	u.picture("picker")
 	u.typed("Escape")
 	u.until("the picker's end", closed) // an Escape followed by a key would be another key
 	u.typed("M-n")

@@ -21,6 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/picture"
 )
 
 // These tests use a terminal: a pane of their own tmux server, whose keys they press and
@@ -32,6 +33,8 @@ type world struct {
 	home  string
 	env   []string
 	terms int
+
+	enforced bool // whether the network of the sessions that put makes is enforced
 }
 
 func newWorld(t *testing.T) *world {
@@ -160,7 +163,7 @@ func (w *world) put(id, slug string, phase session.Phase, status session.Status)
 	}
 	defer st.Close()
 	spec, err := json.Marshal(session.Spec{
-		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: "none",
+		Repo: repo.Ref{Key: "github.com/" + slug, Slug: slug}, Image: "debian", Enforced: w.enforced,
 		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
 	})
 	if err != nil {
@@ -468,6 +471,46 @@ func TestPickerStopsAndDestroys(t *testing.T) {
 	s.sees(`^> +o/listed`)
 	w.until("destroyed", func() bool { return len(w.states()) == 0 })
 	s.sees(`  one +~/one`) // its repository is among those used before
+	s.presses(`left with 130`, "Escape")
+}
+
+// TestPickerShowsWhoNeedsYou checks that the agents that need their user come first. With
+// PICTURES set, it saves the screen for the README.
+func TestPickerShowsWhoNeedsYou(t *testing.T) {
+	w := newWorld(t)
+	w.env, w.enforced = append(w.env, "LC_ALL=C.UTF-8"), true
+	since := time.Now()
+	for i, row := range []struct {
+		slug  string
+		phase session.Phase
+		state guestproto.AgentState
+		on    string
+	}{
+		{"acme/docs", session.Stopped, "", ""},
+		{"acme/infra", session.Ready, "", ""},
+		{"acme/mobile", session.Ready, guestproto.AgentWorking, ""},
+		{"acme/api", session.Ready, guestproto.AgentDone, ""},
+		{"acme/billing", session.Ready, guestproto.AgentError, "API error: 529 overloaded"},
+		{"acme/web", session.Ready, guestproto.AgentBlocked, "Bash: make deploy"},
+	} {
+		var facts session.Status
+		if row.state != "" {
+			facts.Attention = &session.Attention{State: row.state, Agent: "claude", On: row.on, Since: since.Add(-time.Duration(7*i) * time.Minute)}
+		}
+		w.put(fmt.Sprintf("%012x", i), row.slug, row.phase, facts)
+	}
+	w.listed("acme/website", "acme/tools")
+	s := w.term("agent-sessionizer")
+	s.sees(`web +blocked(.*\n)+.*billing +error(.*\n)+.*api +done(.*\n)+.*mobile +working(.*\n)+.*infra +ready(.*\n)+.*docs +stopped(.*\n)+.*acme/website`)
+	w.run("tmux", "-S", s.socket, "resize-window", "-t", "t", "-x", "130", "-y", "13") // fits a picture
+	s.sees(`acme/web +blocked.*Bash: make deploy`)
+	s.sees(`agent-000000000005`) // the preview
+	if dir := os.Getenv("PICTURES"); dir != "" {
+		screen := w.run("tmux", "-S", s.socket, "capture-pane", "-p", "-e", "-t", "t")
+		if err := os.WriteFile(filepath.Join(dir, "picker.svg"), []byte(picture.SVG("picker", screen, 120)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s.presses(`left with 130`, "Escape")
 }
 
