@@ -133,7 +133,7 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 			return err
 		}
 		if !o.force && s.Phase != session.Destroying {
-			if err := a.guardWork(ctx, m, s, o.confirm); err != nil {
+			if err := a.confirmLosingWork(ctx, m, s, o.confirm); err != nil {
 				return err
 			}
 		}
@@ -148,8 +148,8 @@ func runDestroy(ctx context.Context, a *app, o destroyOptions, names []string) e
 	return nil
 }
 
-// guardWork refuses to destroy s, or asks first, if that would lose work.
-func (a *app) guardWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
+// confirmLosingWork refuses to destroy s, or asks first, if that would lose work.
+func (a *app) confirmLosingWork(ctx context.Context, m *session.Manager, s session.Session, confirm bool) error {
 	lost := a.unsavedWork(ctx, m, s)
 	if lost.what == "" && !confirm {
 		return nil

@@ -76,7 +76,7 @@ func newWorld() (*world, error) {
 	if err := realvm.IP("route add default via 198.51.100.1", "route add "+plan.RoutedNet+" via "+plan.LAN, "-6 route add default via 2001:db8:1::1"); err != nil {
 		return nil, err
 	}
-	if err := w.furnish(); err != nil {
+	if err := w.startServices(); err != nil {
 		return nil, err
 	}
 	return w, w.watch()

@@ -21,8 +21,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/escape/plan"
 )
 
-// furnish starts the services of the world and of the host.
-func (w *world) furnish() error {
+// startServices starts the services of the world and of the host.
+func (w *world) startServices() error {
 	w.dns = &resolver{world: w}
 	var err error
 	if w.tls, err = newTLSServer(w); err != nil {

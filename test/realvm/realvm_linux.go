@@ -75,13 +75,13 @@ func Prepare(ctx context.Context) error {
 // keep files in dir, and ends with ctx.
 type Outside func(ctx context.Context, dir string) (env []string, err error)
 
-// Main runs the tests and returns the exit status, for TestMain. furnish prepares the
+// Main runs the tests and returns the exit status, for TestMain. prepare sets up the
 // namespace beyond its loopback interface; it may be nil.
-func Main(m *testing.M, furnish func() error, outside ...Outside) int {
+func Main(m *testing.M, prepare func() error, outside ...Outside) int {
 	run := func() (int, error) { return outer(outside) }
 	if Binary() != "" {
 		run = func() (int, error) {
-			if err := loopback(furnish); err != nil {
+			if err := loopback(prepare); err != nil {
 				return 1, err
 			}
 			return m.Run(), nil
@@ -95,14 +95,14 @@ func Main(m *testing.M, furnish func() error, outside ...Outside) int {
 	return code
 }
 
-func loopback(furnish func() error) error {
+func loopback(prepare func() error) error {
 	if out, err := exec.CommandContext(context.Background(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		return fmt.Errorf("loopback: %w: %s", err, out)
 	}
-	if furnish == nil {
+	if prepare == nil {
 		return nil
 	}
-	return furnish()
+	return prepare()
 }
 
 // outer builds the program and the image, which needs the real network, and runs this

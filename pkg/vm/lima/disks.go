@@ -32,7 +32,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 		}
 	}
 	var inst *store.Instance
-	if err := guard("read the VM's configuration", func() (err error) {
+	if err := catchFatal("read the VM's configuration", func() (err error) {
 		if inst, err = store.Inspect(name); err == nil && inst.Config == nil {
 			err = errors.Join(inst.Errors...)
 		}
@@ -55,7 +55,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	if _, err := os.Stat(filepath.Join(dir, filenames.BaseDisk)); err != nil { // otherwise Lima would fetch another one
 		return fail.New(fail.NotFound, "the VM's disk needs a base image that is gone: %w", err).WithHint("agent-sessionizer destroy %s", name)
 	}
-	if err := guard("prepare the VM's disks", func() error { return prepareInstance(ctx, inst) }); err != nil {
+	if err := catchFatal("prepare the VM's disks", func() error { return prepareInstance(ctx, inst) }); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -47,7 +47,7 @@ func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p v
 		}
 		return fmt.Errorf("download the image: %w", explainOS(err))
 	}
-	return guard("copy the image", func() error {
+	return catchFatal("copy the image", func() error {
 		_, err := downloader.Download(ctx, dest, data, downloader.WithDecompress(true))
 		return err
 	})

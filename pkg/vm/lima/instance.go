@@ -103,7 +103,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 
 // validate applies Lima's own checks to the configuration.
 func validate(yaml []byte, path, label string) error {
-	return guard("validate the VM's configuration", func() error {
+	return catchFatal("validate the VM's configuration", func() error {
 		y, err := limayaml.Load(yaml, path)
 		if err == nil {
 			err = limayaml.Validate(y, false)

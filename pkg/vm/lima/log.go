@@ -29,7 +29,7 @@ func (h logHook) Fire(e *logrus.Entry) error {
 type fatalExit struct{ code int }
 
 // captureLog silences logrus's standard logger, which is the one Lima uses. It routes
-// the records to log, and turns Fatal into a panic that guard recovers.
+// the records to log, and turns Fatal into a panic that catchFatal recovers.
 func captureLog(log func(level, msg string, fields map[string]any)) {
 	std := logrus.StandardLogger()
 	std.SetOutput(io.Discard)
@@ -39,8 +39,8 @@ func captureLog(log func(level, msg string, fields map[string]any)) {
 	std.ExitFunc = func(code int) { panic(fatalExit{code}) }
 }
 
-// guard runs a call into Lima and turns a logrus.Fatal inside it into an error.
-func guard(what string, call func() error) (err error) {
+// catchFatal runs a call into Lima and turns a logrus.Fatal inside it into an error.
+func catchFatal(what string, call func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
