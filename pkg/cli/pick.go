@@ -31,8 +31,8 @@ func runPick(ctx context.Context, a *app, o openOptions) error {
 		return fail.New(fail.Usage, "open picker: no terminal").WithHint("agent-sessionizer list --json")
 	}
 	err := pick(ctx, a, o)
-	_, said := errors.AsType[remoteExit](err)
-	if err == nil || said || o.client == "" {
+	_, reported := errors.AsType[remoteExit](err)
+	if err == nil || reported || o.client == "" {
 		return err
 	}
 	// A popup closes when this process ends, so keep the error visible.

@@ -558,15 +558,16 @@ repos:
 // TestWrongKind checks that a value of the wrong type is reported in the terms of the file.
 func TestWrongKind(t *testing.T) {
 	for text, want := range map[string]string{
-		"image: x\nlimits: {running: ten}":         ":2: limits.running must be a number",
-		"limits:\n  running: 99999999999999999999": ":2: limits.running must be a smaller number",
 		"limits: 5":                 ":1: limits must be a mapping (key: value)",
 		"image: [a]":                ":1: image must be a string",
 		"network: {enforce: maybe}": ":1: network.enforce must be true or false",
 		"network: {allow: x}":       ":1: network.allow must be a list",
 		"tasks: {cleanup_ttl: 5}":   ":1: tasks.cleanup_ttl must be a duration like 360h",
+		"- a":                       ":1: the file must be a mapping (key: value)",
+
+		"image: x\nlimits: {running: ten}":           ":2: limits.running must be a number",
+		"limits:\n  running: 99999999999999999999":   ":2: limits.running must be a smaller number",
 		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A must be a string",
-		"- a": ":1: the file must be a mapping (key: value)",
 	} {
 		f := newFiles(t)
 		f.user("config.yaml", text)

@@ -84,7 +84,7 @@ func newWeb(g *Gateway) *web {
 				p.Out.Header.Del("Connection")
 				p.Out.Header.Del("Http2-Settings")
 			}
-			if _, said := p.In.Header["User-Agent"]; !said {
+			if _, hasAgent := p.In.Header["User-Agent"]; !hasAgent {
 				p.Out.Header["User-Agent"] = nil
 				p.Out.Header.Set("User-Agent", "") // sends no User-Agent instead of Go's default
 			}

@@ -198,10 +198,10 @@ func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, 
 		heard <- words{b[:n], errors.Join(err, guest.SetReadDeadline(long))}
 	})
 	b := make([]byte, smallRead)
-	var said error
-	for said == nil && sniff(first) == undecided && len(first) < maxFirstLine {
+	var readErr error
+	for readErr == nil && sniff(first) == undecided && len(first) < maxFirstLine {
 		var n int
-		n, said = guest.Read(b)
+		n, readErr = guest.Read(b)
 		first = append(first, b[:n]...)
 	}
 	if err := up.SetReadDeadline(long); err != nil {
@@ -212,7 +212,7 @@ func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, 
 		return nil, nil, err
 	}
 	// The next read reports an end or an error again.
-	for _, err := range []error{said, w.err} {
+	for _, err := range []error{readErr, w.err} {
 		if err != nil && !errors.Is(err, io.EOF) && !isTimeout(err) {
 			return nil, nil, err
 		}

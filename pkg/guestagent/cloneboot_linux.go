@@ -59,12 +59,12 @@ func (g Guest) Seed(ctx context.Context, ready func()) error {
 
 // cloneBooter is one run of Seed.
 type cloneBooter struct {
-	guest Guest
-	began time.Time
-	card  string // name of the network card
-	key   string // sshd's public key
-	said  cidata
-	login *os.File // holds loginLock
+	guest    Guest
+	began    time.Time
+	card     string // name of the network card
+	key      string // sshd's public key
+	metadata cidata
+	login    *os.File // holds loginLock
 }
 
 func (s *cloneBooter) run(ctx context.Context, ready func()) error {
@@ -84,7 +84,7 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("seed disk: %w", err)
 	}
 	s.markStage("seed disk")
-	if s.said, err = readCidata(cidataMount); err != nil {
+	if s.metadata, err = readCidata(cidataMount); err != nil {
 		return err
 	}
 	if err := s.apply(ctx); err != nil {
@@ -136,21 +136,21 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 // apply applies the configuration from the seed disk.
 func (s *cloneBooter) apply(ctx context.Context) error {
 	g := s.guest
-	if err := g.setHostname(s.said.hostname); err != nil {
+	if err := g.setHostname(s.metadata.hostname); err != nil {
 		return err
 	}
-	for _, u := range s.said.users {
+	for _, u := range s.metadata.users {
 		if err := g.addKeys(u); err != nil {
 			return err
 		}
 	}
-	if err := g.setTimezone(s.said.timezone); err != nil {
+	if err := g.setTimezone(s.metadata.timezone); err != nil {
 		return err
 	}
-	if err := g.trust(ctx, s.said.trusted); err != nil {
+	if err := g.trust(ctx, s.metadata.trusted); err != nil {
 		return err
 	}
-	return runBootcmd(ctx, s.said.bootcmd)
+	return runBootcmd(ctx, s.metadata.bootcmd)
 }
 
 // late does the work that no session waits for.

@@ -184,11 +184,11 @@ func (s *snapshotWaiter) rescanSeedDisk(ctx context.Context) error {
 	if err := mountCidata(ctx); err != nil {
 		return err
 	}
-	said, err := readCidata(cidataMount)
+	metadata, err := readCidata(cidataMount)
 	if err != nil {
 		return err
 	}
-	for _, u := range said.users {
+	for _, u := range metadata.users {
 		if err := s.guest.addKeys(u); err != nil {
 			return err
 		}

@@ -56,8 +56,8 @@ func (g taskGit) run(ctx context.Context, out io.Writer, args ...string) error {
 		"GIT_ALLOW_PROTOCOL=none", "GIT_CEILING_DIRECTORIES="+filepath.Dir(g.dir), // otherwise an enclosing repository would answer
 	)
 	cmd.Env = append(cmd.Env, g.env...)
-	var said capped
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.stdin, out, &said
+	var stderr capped
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.stdin, out, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
@@ -66,7 +66,7 @@ func (g taskGit) run(ctx context.Context, out io.Writer, args ...string) error {
 		return context.Cause(ctx)
 	}
 	if _, ran := errors.AsType[*exec.ExitError](err); ran {
-		first, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
+		first, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
 		return fmt.Errorf("git %s: %w: %s", verb, err, guestproto.Clean(first))
 	}
 	return err

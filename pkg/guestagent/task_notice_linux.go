@@ -22,7 +22,7 @@ func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 	if err != nil && !errors.Is(err, syscall.ENOENT) {
 		return nil, nil, errors.Join(os.NewSyscallError("inotify_add_watch", err), events.Close())
 	}
-	said, done := make(chan struct{}), make(chan struct{})
+	changed, done := make(chan struct{}), make(chan struct{})
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		buf := make([]byte, 4096)
@@ -31,13 +31,13 @@ func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 				return
 			}
 			select {
-			case said <- struct{}{}: // until then the kernel merges identical events
+			case changed <- struct{}{}: // until then the kernel merges identical events
 			case <-done:
 				return
 			}
 		}
 	})
-	return said, func() {
+	return changed, func() {
 		close(done)
 		_ = events.Close() // ends the Read
 		reading.Wait()

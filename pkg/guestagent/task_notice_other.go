@@ -10,7 +10,7 @@ import (
 // notice asks the watcher to look ten times a second. That is good enough here,
 // where only fake guests run.
 func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
-	said, done := make(chan struct{}, 1), make(chan struct{})
+	changed, done := make(chan struct{}, 1), make(chan struct{})
 	var ticking sync.WaitGroup
 	ticking.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
@@ -19,7 +19,7 @@ func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 			select {
 			case <-tick.C:
 				select {
-				case said <- struct{}{}:
+				case changed <- struct{}{}:
 				default:
 				}
 			case <-done:
@@ -27,5 +27,5 @@ func (t task) notice() (stirred <-chan struct{}, stop func(), err error) {
 			}
 		}
 	})
-	return said, func() { close(done); ticking.Wait() }, nil
+	return changed, func() { close(done); ticking.Wait() }, nil
 }

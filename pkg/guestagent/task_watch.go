@@ -51,8 +51,8 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 		{kind: guestproto.FrameStdout, path: t.path(taskStdout), at: from.stdout, most: from.most},
 		{kind: guestproto.FrameStderr, path: t.path(taskStderr), at: from.stderr, most: from.most},
 	}
-	var said guestproto.TaskState
-	var saidAt time.Time
+	var sent guestproto.TaskState
+	var sentAt time.Time
 	for {
 		// Read the state before the files, so that the files of an ended agent are
 		// complete.
@@ -69,7 +69,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 			more = more || again
 		}
 		over := state != guestproto.TaskRunning && !more
-		if over || state != said && state == guestproto.TaskRunning || time.Since(saidAt) >= taskBeat {
+		if over || state != sent && state == guestproto.TaskRunning || time.Since(sentAt) >= taskBeat {
 			s := t.status()
 			if s.State != state { // the state has changed since, and so have the files: send them before the end
 				continue
@@ -77,7 +77,7 @@ func (t task) watch(ctx context.Context, from taskOffsets, in io.Reader, out io.
 			if err := sendJSON(out, guestproto.FrameStatus, s.Encode); err != nil || over {
 				return err
 			}
-			said, saidAt = s.State, time.Now()
+			sent, sentAt = s.State, time.Now()
 		}
 		if more {
 			if ctx.Err() != nil {

@@ -105,8 +105,8 @@ type watcher struct {
 
 	news   bool // something may have changed since list was built
 	list   []entry
-	said   guestproto.Observation
-	saidAt time.Time
+	sent   guestproto.Observation
+	sentAt time.Time
 }
 
 // reportFile is the information about one agent.
@@ -245,7 +245,7 @@ func (n agentReport) isAlive() bool {
 // printObservation prints the observation if it has changed, or if the last one is older than
 // sayEvery.
 func (w *watcher) printObservation(now time.Time) error {
-	if now.Sub(w.saidAt) < sayEvery && !w.news {
+	if now.Sub(w.sentAt) < sayEvery && !w.news {
 		return nil
 	}
 	w.news = false
@@ -256,10 +256,10 @@ func (w *watcher) printObservation(now time.Time) error {
 	for _, e := range w.list {
 		g.Agents = append(g.Agents, e.Agent)
 	}
-	if now.Sub(w.saidAt) < sayEvery && reflect.DeepEqual(g, w.said) {
+	if now.Sub(w.sentAt) < sayEvery && reflect.DeepEqual(g, w.sent) {
 		return nil
 	}
-	w.said, w.saidAt = g, now
+	w.sent, w.sentAt = g, now
 	return g.Encode(w.out)
 }
 

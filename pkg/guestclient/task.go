@@ -284,13 +284,13 @@ func (t Task) frames(ctx context.Context, cmd string, in io.Reader, f func(guest
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, w := io.Pipe()
-	said := &progress{report: func(string) {}}
+	stderr := &progress{report: func(string) {}}
 	done := make(chan struct{})
 	go func() {
-		err := t.Guest.SSH.Run(ctx, cmd, ssh.IO{Stdin: in, Stdout: w, Stderr: said})
+		err := t.Guest.SSH.Run(ctx, cmd, ssh.IO{Stdin: in, Stdout: w, Stderr: stderr})
 		if _, ran := errors.AsType[*ssh.ExitError](err); ran {
-			said.end()
-			err = fmt.Errorf("%w: %s", err, strings.Join(said.tail, "; "))
+			stderr.end()
+			err = fmt.Errorf("%w: %s", err, strings.Join(stderr.tail, "; "))
 		}
 		w.CloseWithError(err) // nil reads as the end
 		close(done)

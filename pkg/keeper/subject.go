@@ -15,7 +15,7 @@ type Session struct {
 	Worker *session.Worker
 	ID     string
 
-	told session.Phase
+	announced session.Phase
 }
 
 // Lock returns the path of the session's lock.
@@ -43,9 +43,9 @@ func (c *Session) Next(ctx context.Context) error {
 }
 
 func (c *Session) notifyAttention(ctx context.Context, s session.Session) {
-	if c.Worker.Phase != nil && s.Phase != c.told {
+	if c.Worker.Phase != nil && s.Phase != c.announced {
 		c.Worker.Phase(ctx, s)
-		c.told = s.Phase
+		c.announced = s.Phase
 	}
 }
 

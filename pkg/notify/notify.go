@@ -63,8 +63,8 @@ func run(ctx context.Context, argv, env []string) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.WaitDelay = env, time.Second
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	err := cmd.Run()
 	switch {
 	case err == nil:
@@ -72,6 +72,6 @@ func run(ctx context.Context, argv, env []string) error {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
-	first, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
+	first, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
 	return fmt.Errorf("%s: %w: %.200q", argv[0], err, first)
 }

@@ -58,15 +58,15 @@ func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base
 	tooMuch := fail.New(fail.Conflict, "the diff is larger than %d bytes; the rest is not shown", limit).
 		WithHint("agent-sessionizer diff --stat SESSION")
 	in := &counted{w: w, left: limit, full: func() { cancel(tooMuch) }}
-	said := &tailBuffer{keep: maxText}
-	err := g.Run(ctx, command(diffScript, append([]string{dir, base.Commit}, args...)...), ssh.IO{Stdout: in, Stderr: said})
+	stderr := &tailBuffer{keep: maxText}
+	err := g.Run(ctx, command(diffScript, append([]string{dir, base.Commit}, args...)...), ssh.IO{Stdout: in, Stderr: stderr})
 	switch {
 	case in.over:
 		return tooMuch
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("compare the guest's work: %w", guestError(err, said))
+		return fmt.Errorf("compare the guest's work: %w", guestError(err, stderr))
 	}
 	return nil
 }

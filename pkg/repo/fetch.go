@@ -280,9 +280,9 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	in := &counted{w: f, left: min(opts.MaxBytes, free), full: cancel}
-	said := &tailBuffer{keep: maxText}
+	stderr := &tailBuffer{keep: maxText}
 	runErr := g.Run(runCtx, command(packScript, dir), ssh.IO{
-		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &progressWriter{tail: said, say: opts.Progress},
+		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &progressWriter{tail: stderr, say: opts.Progress},
 	})
 	switch {
 	case ctx.Err() != nil:
@@ -293,7 +293,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 		return res, fail.New(fail.Conflict, "the guest's work is larger than %d MiB", opts.MaxBytes>>20).
 			WithHint("agent-sessionizer fetch --max-size=SIZE SESSION")
 	case runErr != nil:
-		return res, fmt.Errorf("fetch the guest's commits: %w", guestError(runErr, said))
+		return res, fmt.Errorf("fetch the guest's commits: %w", guestError(runErr, stderr))
 	}
 	res.Bytes = in.n
 	var held []*quarantine

@@ -328,8 +328,8 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 		return errors.Join(err, r.Close(), w.Close())
 	}
 	_ = w.Close() // git has its own copy
-	said := &tailBuffer{keep: maxText}
-	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: said})
+	guestStderr := &tailBuffer{keep: maxText}
+	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: guestStderr})
 	_ = r.Close() // ends a git that still writes
 	if runErr != nil {
 		cancel()
@@ -346,20 +346,20 @@ func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string)
 	if ge, ok := errors.AsType[*gitError](gitErr); ok && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") {
 		return gitErr
 	}
-	return guestError(runErr, said)
+	return guestError(runErr, guestStderr)
 }
 
 // run runs a command whose output matters only if it fails.
 func run(ctx context.Context, g Guest, line string) error {
-	said := &tailBuffer{keep: maxText}
-	return guestError(g.Run(ctx, line, ssh.IO{Stderr: said}), said)
+	stderr := &tailBuffer{keep: maxText}
+	return guestError(g.Run(ctx, line, ssh.IO{Stderr: stderr}), stderr)
 }
 
-func guestError(err error, said *tailBuffer) error {
+func guestError(err error, stderr *tailBuffer) error {
 	if err == nil {
 		return nil
 	}
-	if text := clip(said.String()); text != "" {
+	if text := clip(stderr.String()); text != "" {
 		return fmt.Errorf("%w: the guest reported: %s", err, text)
 	}
 	return err

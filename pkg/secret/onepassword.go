@@ -109,10 +109,10 @@ func (e *cliError) Error() string { return e.line }
 func (e *cliError) Is(target error) bool { return target == errItem && classify(e.line).item }
 
 func cliFailure(r Ref, err error, opts Options) error {
-	var said *cliError
+	var refused *cliError
 	switch {
-	case errors.As(err, &said):
-		return opFailure(r, said.line)
+	case errors.As(err, &refused):
+		return opFailure(r, refused.line)
 	case errors.Is(err, errTooMuch):
 		return tooLarge(r)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -130,9 +130,9 @@ func inject(ctx context.Context, refs []Ref, opts Options) ([]string, error) {
 	for _, r := range refs {
 		in.WriteString("{{ " + r.Source + " }}" + sep)
 	}
-	out, said, err := capture(ctx, opts.Timeout, len(refs)*(MaxBytes+len(sep))+64, strings.NewReader(in.String()), "op", "inject")
+	out, stderr, err := capture(ctx, opts.Timeout, len(refs)*(MaxBytes+len(sep))+64, strings.NewReader(in.String()), "op", "inject")
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
-		return nil, &cliError{firstLine(said, out)}
+		return nil, &cliError{firstLine(stderr, out)}
 	}
 	if err != nil {
 		return nil, err
@@ -177,8 +177,8 @@ type verdict struct {
 	hint string
 }
 
-func classify(said string) verdict {
-	said = strings.ToLower(said)
+func classify(message string) verdict {
+	message = strings.ToLower(message)
 	for _, v := range []verdict{
 		{"not currently signed in", false, fail.Secret, `eval "$(op signin)"`},
 		{"not signed in", false, fail.Secret, `eval "$(op signin)"`},
@@ -204,7 +204,7 @@ func classify(said string) verdict {
 		{"section", true, fail.Secret, "op item get ITEM --vault VAULT"},
 		{"reference", true, fail.Secret, "op read REFERENCE"},
 	} {
-		if strings.Contains(said, v.says) {
+		if strings.Contains(message, v.says) {
 			return v
 		}
 	}
@@ -213,8 +213,8 @@ func classify(said string) verdict {
 
 // opFailure returns the error for one reference from one line of 1Password's
 // message.
-func opFailure(r Ref, said string) error {
-	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
+func opFailure(r Ref, message string) error {
+	line, _, _ := strings.Cut(strings.TrimSpace(message), "\n")
 	v := classify(line)
 	red := NewRedactor(NewValue(os.Getenv("OP_SERVICE_ACCOUNT_TOKEN")))
 	return fail.New(v.code, "secret %s (%s): %s", r.Name, r.Kind(), red.Line(line, 200)).WithHint("%s", v.hint)

@@ -307,7 +307,7 @@ const (
 func (s *Server) reconcile(ctx context.Context) {
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
-	told := ""
+	lastError := ""
 	for {
 		err := errors.Join(s.tasks.Sessions.Reconcile(ctx), s.tasks.Reconcile(ctx))
 		for waiting := true; waiting; {
@@ -316,10 +316,10 @@ func (s *Server) reconcile(ctx context.Context) {
 			}
 			switch {
 			case err == nil:
-				told = ""
-			case err.Error() != told: // log once, not every time
+				lastError = ""
+			case err.Error() != lastError: // log once, not every time
 				s.log.Error("failed to reconcile", "error", err)
-				told = err.Error()
+				lastError = err.Error()
 			}
 			select {
 			case <-tick.C:

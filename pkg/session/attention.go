@@ -29,20 +29,20 @@ const (
 
 // statusWatcher processes the observations that a guest sends.
 type statusWatcher struct {
-	w    *Worker
-	id   string
-	last []byte        // the file's last content
-	pace *rate.Limiter // limits all work done for observations
-	told *rate.Limiter // limits events, which stay in the store
+	w          *Worker
+	id         string
+	last       []byte        // the file's last content
+	pace       *rate.Limiter // limits all work done for observations
+	eventLimit *rate.Limiter // limits events, which stay in the store
 }
 
 // watchGuest watches the guest until ctx ends. conn blocks until a connection exists.
 func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
 	l := statusWatcher{
 		w: w, id: s.ID,
-		pace: rate.NewLimiter(rate.Every(time.Second), 10), told: rate.NewLimiter(rate.Every(30*time.Second), 100),
+		pace: rate.NewLimiter(rate.Every(time.Second), 10), eventLimit: rate.NewLimiter(rate.Every(30*time.Second), 100),
 	}
-	wait, said := watchRetryMin, ""
+	wait, lastError := watchRetryMin, ""
 	for {
 		began := time.Now()
 		err := l.readObservations(ctx, s, conn)
@@ -50,11 +50,11 @@ func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Co
 			return
 		}
 		if time.Since(began) > steady {
-			wait, said = watchRetryMin, ""
+			wait, lastError = watchRetryMin, ""
 		}
-		if text := err.Error(); text != said { // logged once, not on every attempt
+		if text := err.Error(); text != lastError { // logged once, not on every attempt
 			w.Log.WarnContext(ctx, "failed to watch guest", "error", err)
-			said = text
+			lastError = text
 		}
 		select {
 		case <-time.After(wait):
@@ -126,7 +126,7 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Obse
 		return err
 	}
 	note := func(f *Status) { f.Attention = now }
-	if l.told.Allow() {
+	if l.eventLimit.Allow() {
 		s, err = l.w.appendFromGuest(ctx, l.id, event(EventAttention, now), note)
 	} else {
 		s, err = l.w.updateStatus(ctx, l.id, store.Event{}, note)

@@ -32,7 +32,7 @@ func newLookout(t *testing.T) (*statusWatcher, Session, *[]Attention) {
 			told = append(told, *s.Status.Attention)
 		}
 	}
-	return &statusWatcher{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), told: rate.NewLimiter(0, 3)}, s, &told
+	return &statusWatcher{w: w, id: s.ID, pace: rate.NewLimiter(rate.Inf, 1), eventLimit: rate.NewLimiter(0, 3)}, s, &told
 }
 
 func agents(of ...guestproto.Agent) guestproto.Observation {
@@ -134,7 +134,7 @@ func TestObservationOfNothing(t *testing.T) {
 // The total size of the events that a guest can add to its session is limited.
 func TestEventsOfAGuestInAll(t *testing.T) {
 	l, s, told := newLookout(t)
-	l.told = rate.NewLimiter(rate.Inf, 1)
+	l.eventLimit = rate.NewLimiter(rate.Inf, 1)
 	_, err := l.w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 		row.Status = fmt.Appendf(nil, `{"events": {"bytes": %d}}`, 64<<20-1000)
 		return store.Event{}, nil

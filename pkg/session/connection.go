@@ -52,7 +52,7 @@ func (c *connection) start(ctx context.Context) (stop func()) {
 }
 
 func (c *connection) maintain(ctx context.Context) {
-	wait, told := redialMin, ""
+	wait, lastError := redialMin, ""
 	for {
 		began := time.Now()
 		err := c.connectOnce(ctx)
@@ -60,11 +60,11 @@ func (c *connection) maintain(ctx context.Context) {
 			return
 		}
 		if time.Since(began) > steady {
-			wait, told = redialMin, ""
+			wait, lastError = redialMin, ""
 		}
-		if text := err.Error(); text != told { // logged once, not on every attempt
+		if text := err.Error(); text != lastError { // logged once, not on every attempt
 			c.log.WarnContext(ctx, "guest connection failed", "error", err)
-			told = text
+			lastError = text
 		}
 		select {
 		case <-time.After(wait):

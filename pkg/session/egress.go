@@ -77,7 +77,7 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 type gatewayMonitor struct {
 	asked    time.Time
 	answered time.Time
-	told     string // the gateway's last complaint that was reported
+	reported string // the gateway's last complaint that was reported
 }
 
 // check returns why the gateway is down, or nil while it is running. It checks the
@@ -118,9 +118,9 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 	if complaint == "" {
 		complaint = st.LogErr
 	}
-	if complaint != "" && complaint != c.told {
+	if complaint != "" && complaint != c.reported {
 		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "gateway: %s", complaint)
 	}
-	c.told = complaint
+	c.reported = complaint
 	return nil
 }

@@ -57,13 +57,13 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guestclient.Gue
 		}
 		const what = "dotfiles not copied"
 		if len(left) > 0 {
-			said, hint := make([]string, len(left)), ""
+			texts, hint := make([]string, len(left)), ""
 			for i, l := range left {
-				if said[i] = l.String(); l.Credential {
+				if texts[i] = l.String(); l.Credential {
 					hint = "agent-sessionizer config edit # configure credentials under secrets:"
 				}
 			}
-			w.warnLeftOut(ctx, s.ID, hint, what, said)
+			w.warnLeftOut(ctx, s.ID, hint, what, texts)
 		}
 		limited, cancel := limit(ctx)
 		defer cancel()

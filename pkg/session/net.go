@@ -84,16 +84,16 @@ func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Sessio
 // OpenHostServices lets an existing session reach services of the host and its
 // network. If the session runs, it takes effect immediately.
 func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
-	var said []string
+	var added []string
 	for _, service := range services {
 		if !slices.Contains(slices.Concat(s.Spec.HostServices, s.Status.Net.HostServices), service) {
-			said = append(said, service.String())
+			added = append(added, service.String())
 		}
 	}
-	if len(said) == 0 {
+	if len(added) == 0 {
 		return s, nil
 	}
-	return m.changeNet(ctx, s, NetChange{HostServices: strings.Join(said, " ")}, func(n *config.Additions) {
+	return m.changeNet(ctx, s, NetChange{HostServices: strings.Join(added, " ")}, func(n *config.Additions) {
 		for _, service := range services {
 			if !slices.Contains(n.HostServices, service) {
 				n.HostServices = append(n.HostServices, service)

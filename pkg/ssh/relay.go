@@ -280,14 +280,14 @@ func (h half) abandon() {
 func carry(client, guest half) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	sent, said := make(chan struct{}), make(chan struct{})
+	sent, reported := make(chan struct{}), make(chan struct{})
 	tasks.Go(func() {
 		defer close(sent)
 		_, _ = io.Copy(guest, client) // either side may close at any time
 		_ = guest.CloseWrite()
 	})
 	tasks.Go(func() {
-		defer close(said)
+		defer close(reported)
 		var streams sync.WaitGroup
 		streams.Go(func() { _, _ = io.Copy(client, guest) })
 		streams.Go(func() { _, _ = io.Copy(client.Stderr(), guest.Stderr()) })
@@ -297,7 +297,7 @@ func carry(client, guest half) {
 	// A command may end before the reply to its start was sent.
 	var answering sync.Mutex
 	tasks.Go(func() { requests(client, guest, sent, &answering) })
-	outcome(client, guest, said, &answering)
+	outcome(client, guest, reported, &answering)
 }
 
 // requests passes on the client's requests in order, and closes the guest's end
@@ -347,7 +347,7 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 // sends the client the exit status, after all output. It never waits for the client
 // while it reads from the guest, because the library would stop reading the
 // connection for all clients.
-func outcome(client, guest half, said <-chan struct{}, answering *sync.Mutex) {
+func outcome(client, guest half, reported <-chan struct{}, answering *sync.Mutex) {
 	var last []*ssh.Request
 	for req := range guest.reqs {
 		if slices.Contains(relayedOutcomes, req.Type) && len(req.Payload) <= requestBound && len(last) < len(relayedOutcomes) {
@@ -357,7 +357,7 @@ func outcome(client, guest half, said <-chan struct{}, answering *sync.Mutex) {
 			_ = req.Reply(false, nil)
 		}
 	}
-	<-said
+	<-reported
 	answering.Lock()
 	defer answering.Unlock()
 	for _, req := range last {

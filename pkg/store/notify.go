@@ -198,8 +198,8 @@ func (g *poller) poll(ctx context.Context, f *notifier) (written bool, err error
 	}
 	// A commit between this check and the next has a later version. A follower that
 	// joins in between has read the store after it joined.
-	told := f.lastNotified()
-	newest, err := g.newest(ctx, slices.Collect(maps.Keys(told)))
+	notified := f.lastNotified()
+	newest, err := g.newest(ctx, slices.Collect(maps.Keys(notified)))
 	if err != nil {
 		return false, err
 	}
@@ -207,7 +207,7 @@ func (g *poller) poll(ctx context.Context, f *notifier) (written bool, err error
 	for subject, seq := range newest {
 		// If the subject was not followed before, its followers have not all read the
 		// same events.
-		if last := told[subject]; last > 0 && last < seq {
+		if last := notified[subject]; last > 0 && last < seq {
 			if recent[subject], err = readEvents(ctx, g.conn, subject, last, recentEvents, recentBytes); err != nil {
 				return false, err
 			}

@@ -27,28 +27,28 @@ type liveness struct {
 	checked                time.Time
 	beat                   time.Time
 	cpu                    int64
-	told                   map[string]bool
+	reported               map[string]bool
 }
 
 // newLiveness starts with an agent that was observed to be quiet for the given time.
 func newLiveness(l manifest.Lifecycle, quiet time.Duration, now time.Time) *liveness {
 	return &liveness{
 		limits: l.Hang, timeout: time.Duration(l.HangTimeout),
-		output: now.Add(-quiet), progress: now, busy: now, checked: now, told: map[string]bool{},
+		output: now.Add(-quiet), progress: now, busy: now, checked: now, reported: map[string]bool{},
 	}
 }
 
 // markOutput records output.
 func (v *liveness) markOutput(now time.Time) {
 	v.output = now
-	delete(v.told, signNoOutput)
-	delete(v.told, signTimeout)
+	delete(v.reported, signNoOutput)
+	delete(v.reported, signTimeout)
 }
 
 // markProgress records progress: a tool call, a message.
 func (v *liveness) markProgress(now time.Time) {
 	v.progress = now
-	delete(v.told, signNoProgress)
+	delete(v.reported, signNoProgress)
 }
 
 // markCPU records how much processor time the agent has used in total.
@@ -60,7 +60,7 @@ func (v *liveness) markCPU(now time.Time, cpuMillis int64) {
 		}
 		if share := time.Duration(cpuMillis-v.cpu) * time.Millisecond * 100 / passed; int(share) >= v.limits.LowCPUPercent {
 			v.busy = now
-			delete(v.told, signLowCPU)
+			delete(v.reported, signLowCPU)
 		}
 	}
 	v.beat, v.cpu = now, cpuMillis
@@ -86,10 +86,10 @@ func (v *liveness) check(now time.Time) (news []Hang, hung bool) {
 		{signTimeout, v.output, v.timeout},
 	} {
 		age := now.Sub(s.since)
-		if s.limit <= 0 || age < s.limit || v.told[s.sign] {
+		if s.limit <= 0 || age < s.limit || v.reported[s.sign] {
 			continue
 		}
-		v.told[s.sign] = true
+		v.reported[s.sign] = true
 		news = append(news, Hang{Sign: s.sign, SinceMS: age.Milliseconds()})
 		hung = hung || s.sign == signTimeout
 	}

@@ -156,13 +156,13 @@ func (w *Worker) provision(ctx context.Context, t *Task) error {
 
 // session makes the task's session ready. A task never has two sessions.
 func (w *Worker) session(ctx context.Context, t *Task) error {
-	told := false
+	warned := false
 	for {
 		s, err := w.open(ctx, *t)
 		if fail.CodeOf(err) == fail.Conflict { // the capacity was taken meanwhile
-			if !told {
+			if !warned {
 				w.warn(ctx, *t, fail.HintOf(err), "waiting for capacity on the host: %v", err)
-				told = true
+				warned = true
 			}
 			if err := sleep(ctx, capacityPollEvery); err != nil {
 				return err

@@ -139,8 +139,8 @@ func (c Client) New(ctx context.Context, s Session) error {
 	// One call, so the session is never visible without its key.
 	_, err := c.run(ctx, nil, args, []string{"set-option", "-t", target(s.Name), ownerOption, s.Key})
 	if err != nil {
-		var said *serverError
-		if !errors.As(err, &said) || !strings.Contains(said.text, "duplicate session") {
+		var serverErr *serverError
+		if !errors.As(err, &serverErr) || !strings.Contains(serverErr.text, "duplicate session") {
 			return fmt.Errorf("create tmux session %s: %w", s.Name, err)
 		}
 		switch owner, err := c.owner(ctx, s.Name); {
@@ -308,9 +308,9 @@ type serverError struct{ text string }
 func (e *serverError) Error() string { return clip(e.text) }
 
 func noServer(err error) bool {
-	var said *serverError
-	return errors.As(err, &said) && (strings.Contains(said.text, "no server running") ||
-		strings.Contains(said.text, "error connecting") || strings.Contains(said.text, "no sessions"))
+	var serverErr *serverError
+	return errors.As(err, &serverErr) && (strings.Contains(serverErr.text, "no server running") ||
+		strings.Contains(serverErr.text, "error connecting") || strings.Contains(serverErr.text, "no sessions"))
 }
 
 // run passes commands to tmux in one call, so that tmux executes them together.

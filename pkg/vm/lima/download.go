@@ -296,7 +296,7 @@ type watchedReader struct {
 	seen         func()
 	total, whole int64
 	say          func(format string, args ...any)
-	said         time.Time
+	reportedAt   time.Time
 }
 
 func (w *watchedReader) Read(b []byte) (int, error) {
@@ -304,8 +304,8 @@ func (w *watchedReader) Read(b []byte) (int, error) {
 	if n > 0 {
 		w.seen()
 	}
-	if w.total += int64(n); time.Since(w.said) >= downloadSay {
-		w.said = time.Now()
+	if w.total += int64(n); time.Since(w.reportedAt) >= downloadSay {
+		w.reportedAt = time.Now()
 		of := ""
 		if w.whole >= w.total {
 			of = " of " + strconv.FormatInt(w.whole/1e6, 10)

@@ -45,10 +45,10 @@ func agentLog(dir string) string {
 			out = append(out, clean(string(line)))
 			continue
 		}
-		_, said, byQEMU := strings.Cut(rec.Msg, "qemu[stderr]: ")
+		_, message, byQEMU := strings.Cut(rec.Msg, "qemu[stderr]: ")
 		switch {
 		case byQEMU:
-			out = append(out, clean(said))
+			out = append(out, clean(message))
 		case rec.Level == "error" || rec.Level == "fatal":
 			out = append(out, clean(strings.TrimSuffix(rec.Msg+": "+rec.Error, ": ")))
 		}

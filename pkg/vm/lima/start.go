@@ -86,7 +86,7 @@ func (d *Driver) emulates(ctx context.Context, arch string) bool {
 
 func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progress) (vm.Endpoint, error) {
 	e, old := readEndpoint(dir)
-	told, err := agentTold(dir)
+	reported, err := agentReported(dir)
 	if err != nil {
 		return vm.Endpoint{}, err
 	}
@@ -95,7 +95,7 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 		return vm.Endpoint{}, err
 	case r.driver && old == nil:
 		return e, nil
-	case r.driver && !r.agent && !told:
+	case r.driver && !r.agent && !reported:
 		// QEMU waits for a host agent that has died.
 	case r.driver, r.agent && old != nil:
 		// The process that started it died or gave up waiting.
@@ -257,14 +257,14 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 				}
 				now.agent, now.driver = all.agent, now.driver || all.driver
 			}
-			told, err := agentTold(dir)
+			reported, err := agentReported(dir)
 			if err != nil {
 				return err
 			}
 			// A vanished QEMU ends the run even if its agent lingers. A QEMU whose
 			// agent is gone never becomes ready, unless the agent has reported
 			// everything already.
-			if !now.any() || seen.driver && !now.driver || !now.agent && !told {
+			if !now.any() || seen.driver && !now.driver || !now.agent && !reported {
 				return d.ended(ctx, dir, w)
 			}
 		case <-console.C:
@@ -303,24 +303,24 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	if err := d.kill(context.WithoutCancel(ctx), dir); err != nil {
 		return err
 	}
-	said := ""
+	output := ""
 	if len(w.last) > 0 {
-		said = "\n  " + strings.Join(w.last, "\n  ")
+		output = "\n  " + strings.Join(w.last, "\n  ")
 	}
 	if isFork(dir) {
-		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(dir)), said)
+		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(dir)), output)
 	}
 	if w.panic != "" {
-		return fail.New(fail.Failure, "%w: %s%s", errPanicked, w.panic, said)
+		return fail.New(fail.Failure, "%w: %s%s", errPanicked, w.panic, output)
 	}
 	log := agentLog(dir)
-	cause := fail.New(fail.Failure, "the guest powered off, or QEMU exited, before the guest was ready%s%s", quote(log), said)
+	cause := fail.New(fail.Failure, "the guest powered off, or QEMU exited, before the guest was ready%s%s", quote(log), output)
 	return explain(log, cause)
 }
 
-// agentTold reports whether the host agent has reported what only it knows: the SSH
+// agentReported reports whether the host agent has reported what only it knows: the SSH
 // port, and whether a fork has woken.
-func agentTold(dir string) (bool, error) {
+func agentReported(dir string) (bool, error) {
 	if isFork(dir) {
 		return false, nil
 	}
