@@ -14,6 +14,9 @@ import (
 // datagram larger than the buffer, and the default is smaller than a frame.
 const socketBuffer = 4 << 20
 
+// socketWait limits how long a connection may take to pass its socket.
+const socketWait = 30 * time.Second
+
 // ServeStream accepts the VM's connection on l: length-prefixed frames, as QEMU's
 // stream network device sends them. The gateway accepts one VM connection in its life
 // and refuses all others. ServeStream returns when l or the gateway is closed.
@@ -31,7 +34,7 @@ func (g *Gateway) ServeDatagram(l *net.UnixListener) error {
 		if !ok {
 			return
 		}
-		end, err := receiveSocket(u)
+		end, err := receiveSocket(u, socketWait)
 		c.Close()
 		if err != nil {
 			g.refuseConnection(err)
@@ -99,9 +102,9 @@ func (g *Gateway) refuseConnection(err error) {
 	g.report(Record{Kind: KindLink, Reason: clean("VM connection refused: " + err.Error())})
 }
 
-// receiveSocket receives the only datagram socket that c passes.
-func receiveSocket(c *net.UnixConn) (net.Conn, error) {
-	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+// receiveSocket receives the only datagram socket that c passes, and fails after wait.
+func receiveSocket(c *net.UnixConn, wait time.Duration) (net.Conn, error) {
+	if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return nil, err
 	}
 	const most = 8

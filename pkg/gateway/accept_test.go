@@ -200,3 +200,34 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestReceiveSocketEndsWithoutASocket(t *testing.T) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: t.TempDir() + "/d", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	silent, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	accepted, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := receiveSocket(accepted, 10*time.Millisecond)
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("receiveSocket from a silent connection = %v, want %v", err, os.ErrDeadlineExceeded)
+		}
+	case <-time.After(patience):
+		t.Fatalf("receiveSocket did not end within %v", patience)
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"github.com/pkg/sftp"
+	"golang.org/x/sys/unix"
 )
 
 // A copy leaves 256 MiB of the host's disk free, whatever size the guest reports.
@@ -332,5 +333,31 @@ func TestUploadFollowsNoLink(t *testing.T) {
 	}
 	if err := tr.upload(dir, "nothing", "remote", "nothing", 0); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("upload of a missing file = %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+// select(2) takes no descriptor of FD_SETSIZE or more: its set has no bit for it.
+func TestInputWithManyOpenFiles(t *testing.T) {
+	in, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatalf("open more than %d files: %v", unix.FD_SETSIZE, err)
+		}
+		defer f.Close()
+		if f.Fd() >= unix.FD_SETSIZE-1 {
+			break
+		}
+	}
+	got, err := newInput(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.file != nil {
+		t.Errorf("newInput uses select(2) with descriptor %d, want plain reads", got.wake[0].Fd())
 	}
 }

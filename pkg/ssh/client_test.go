@@ -2,6 +2,9 @@ package ssh_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -11,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	xssh "golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
@@ -27,9 +32,17 @@ func TestDialAcceptsOnlyThePinnedKey(t *testing.T) {
 		t.Fatalf("Dial with another host key = %v, want %v", err, ssh.ErrHostKey)
 	}
 	// A pinned key of a type that the server does not have is a mismatch too.
-	bad.HostKey = "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBDbVc1V1OJmSrX2MCePzq5IMJmFKd8Aw0uLLLVKVSlh1+3Oe5kcVQq0ZP1jQuJBrjVB2hPDyuZ3V+zkLVQO7gFM="
-	if _, err := ssh.Dial(t.Context(), bad); err == nil || errors.Is(err, ssh.ErrUnreachable) {
-		t.Fatalf("Dial with a key of another type = %v, want an error other than %v", err, ssh.ErrUnreachable)
+	ecdsaKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecdsaPublic, err := xssh.NewPublicKey(ecdsaKey.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad.HostKey = string(xssh.MarshalAuthorizedKey(ecdsaPublic))
+	if _, err := ssh.Dial(t.Context(), bad); !errors.Is(err, ssh.ErrHostKey) || errors.Is(err, ssh.ErrUnreachable) {
+		t.Fatalf("Dial with a key of another type = %v, want %v", err, ssh.ErrHostKey)
 	}
 	for _, pin := range []string{"", "nonsense", "ssh-rsa AAAA"} {
 		bad.HostKey = pin

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -89,14 +90,14 @@ func TestCopyThereAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	var seen []string
-	if err := c.CopyTo(t.Context(), src+"/tree", "~/", func(i ssh.Item) { seen = append(seen, i.Name) }); err != nil {
+	if err := c.CopyTo(t.Context(), src+"/tree", "~/", func(i ssh.Item) { seen = append(seen, fmt.Sprintf("%s %d", i.Name, i.Size)) }); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := tree(t, home), tree(t, src); got != want {
 		t.Fatalf("in the guest:\n%.300s\nwant\n%.300s", got, want)
 	}
-	if got := strings.Join(seen, ","); got != "tree/deep/er/big,tree/link,tree/run me.sh,tree/secret" {
-		t.Errorf("progress = %q, want every file of tree", got)
+	if got := strings.Join(seen, ","); got != "tree/deep/er/big 1048576,tree/link 0,tree/run me.sh 9,tree/secret 0" {
+		t.Errorf("progress = %q, want every file of tree with its size", got)
 	}
 	// Copy again over the existing files, then back.
 	if err := c.CopyTo(t.Context(), src+"/tree", "", nil); err != nil {

@@ -100,6 +100,23 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// The first signal gives a command the chance to clean up.
+func TestRunSendsTERMFirst(t *testing.T) {
+	first := make(chan string, 1)
+	s := serve(t, func(c channel) {
+		first <- <-c.signals
+		c.died("TERM")
+	}, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.dial(t).Run(ctx, "hang", ssh.IO{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Run = %v, want %v", err, context.DeadlineExceeded)
+	}
+	if got := <-first; got != "TERM" {
+		t.Errorf("first signal = %q, want TERM", got)
+	}
+}
+
 // An sshd that never answers a request must not block the caller.
 func TestRunOnAGuestThatNeverAnswers(t *testing.T) {
 	s := serve(t, guest, nil)
@@ -168,17 +185,18 @@ func TestOutput(t *testing.T) {
 
 func TestTerminal(t *testing.T) {
 	s := serve(t, func(c channel) {
-		size := <-c.resizes
+		first, second := <-c.resizes, <-c.resizes
 		_, _ = io.WriteString(c, c.cmd)
-		c.exit(size.Width)
+		c.exit(first.Width + second.Height)
 	}, nil)
 	s.ways(t, func(t *testing.T, c *ssh.Client) {
-		resize := make(chan ssh.Size, 1)
+		resize := make(chan ssh.Size, 2)
 		resize <- ssh.Size{Width: 132, Height: 50}
+		resize <- ssh.Size{Width: 90, Height: 10}
 		var out bytes.Buffer
 		err := c.Terminal(t.Context(), "tmux attach", ssh.Terminal{Out: &out, Resize: resize})
-		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 132 || out.String() != "tmux attach" {
-			t.Fatalf("Terminal = %v, output %q, want exit status 132, \"tmux attach\"", err, out.String())
+		if exit, ok := errors.AsType[*ssh.ExitError](err); !ok || exit.Code != 142 || out.String() != "tmux attach" {
+			t.Fatalf("Terminal = %v, output %q, want exit status 142, \"tmux attach\"", err, out.String())
 		}
 	})
 }
