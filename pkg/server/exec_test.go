@@ -169,6 +169,12 @@ func TestExec(t *testing.T) {
 	if strings.Contains(r.log.String(), "s3cret") {
 		t.Errorf("log = %s, want no value of the environment", r.log.String())
 	}
+	eventually(t, "the end is logged", func() bool {
+		return strings.Contains(r.log.String(), `"exec":"`+e.ID+`","state":"exited"`)
+	})
+	if strings.Contains(r.log.String(), "failed to record") {
+		t.Errorf("log = %s, want no failure", r.log.String())
+	}
 
 	if a := audited[len(audited)-1]; a.Type != audit.ExecStarted || a.Actor != "token:admin" || a.Resource != "session:"+id || strings.Contains(fmt.Sprint(a.Details), "s3cret") {
 		t.Errorf("audit record = %+v, want %s by token:admin for session:%s without the secret", a, audit.ExecStarted, id)
