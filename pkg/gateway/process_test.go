@@ -204,7 +204,7 @@ func TestStartWhileAnotherComesUp(t *testing.T) {
 	started := make(chan error, 1)
 	go func() { started <- r.Start(t.Context(), r.sockets, allowing("a.example.org")) }()
 	// Start writes the policy each time before it asks: after the second time it has
-	// asked in vain.
+	// asked and got no answer.
 	for first, asked := os.FileInfo(nil), false; !asked; {
 		select {
 		case err := <-started:

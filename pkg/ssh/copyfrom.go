@@ -65,7 +65,7 @@ func (c *Client) CopyFrom(ctx context.Context, remote, local string, p Progress)
 // baseName returns the name under which remote goes into a directory.
 func (t *transfer) baseName(remote string) (string, error) {
 	name := path.Base(path.Clean(remote))
-	if name == "." || name == ".." || name == "/" {
+	if name == "." || name == ".." {
 		real, err := t.sftp.RealPath(remote)
 		if err != nil {
 			return "", t.remoteError("find", remote, err)

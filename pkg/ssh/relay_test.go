@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -336,6 +337,39 @@ func (r *relayed) stopped(t *testing.T) func() {
 		g.open = make(chan struct{})
 		g.mu.Unlock()
 		t.Cleanup(func() { close(g.open) })
+	}
+}
+
+// A guest may report the end of a command any number of times; the relay keeps two.
+func TestRelayLimitsOutcomes(t *testing.T) {
+	r := serve(t, func(c channel) {
+		for range 100 {
+			_, _ = c.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{7}))
+		}
+		_ = c.Close()
+	}, nil).relay(t)
+	conn, err := net.Dial("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c, chans, reqs, err := xssh.NewClientConn(conn, "", &xssh.ClientConfig{HostKeyCallback: xssh.InsecureIgnoreHostKey()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch, requests, err := xssh.NewClient(c, chans, reqs).OpenChannel("session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := ch.SendRequest("exec", true, xssh.Marshal(struct{ Command string }{"end"})); !ok || err != nil {
+		t.Fatalf("exec = %v, %v, want true, nil", ok, err)
+	}
+	var got []string
+	for req := range requests { // ends when the relay closes the channel
+		got = append(got, req.Type)
+	}
+	if want := []string{"exit-status", "exit-status"}; !slices.Equal(got, want) {
+		t.Errorf("requests about the end = %q, want %q", got, want)
 	}
 }
 
