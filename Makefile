@@ -10,7 +10,7 @@ TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
 GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
-GUEST_SRC := $(shell find cmd/agent-guest pkg/guestagent pkg/homearchive pkg/policy pkg/guestproto -name '*.go' ! -name '*_test.go') go.mod
+GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
@@ -51,7 +51,7 @@ lint: $(GOLANGCI)
 vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
-UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/reexec
+UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/testenv
 
 unit: guest
 	go test $(UNIT)
@@ -67,7 +67,7 @@ vm: guest ## the driver's suite and the built image, on real VMs
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
 e2e: guest
-	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent ./pkg/hostnet
+	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
 pictures: guest ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones

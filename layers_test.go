@@ -17,10 +17,14 @@ var layers = map[string]int{
 	"guestproto":  0,
 	"homearchive": 0,
 	"hostnet":     0,
+	"ids":         0,
+	"lockfile":    0,
 	"logfile":     0,
 	"manifest":    0,
 	"peercred":    0,
+	"pipe":        0,
 	"policy":      0,
+	"strictyaml":  0,
 	"termtext":    0,
 	"traceid":     0,
 	"config":      1,
@@ -39,18 +43,24 @@ var layers = map[string]int{
 	"image":       2,
 	"attach":      2,
 	"golden":      3,
+	"lifecycle":   3,
 	"session":     4,
 	"picker":      5,
+	"gc":          6,
 	"task":        5,
+	"ops":         6,
 	"keeper":      6,
-	"server":      6,
-	"cli":         7,
+	"client":      7,
+	"server":      7,
+	"cli":         8,
 }
 
 // sideways lists the permitted imports within a layer.
 var sideways = map[string]bool{
-	"vm→ssh":              true, // vm/fake serves SSH, vm/vmtest logs in
+	"vm→ssh":              true, // vm/fake serves SSH
+	"traceid→ids":         true, // to make them
 	"agent→manifest":      true, // to run its Agent
+	"manifest→strictyaml": true, // to read it
 	"agent→guestproto":    true, // to clean a guest's text
 	"atomicfile→crash":    true, // to mark where a test may kill the process
 	"agent→termtext":      true, // to shorten text

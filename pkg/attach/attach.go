@@ -22,6 +22,8 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
@@ -72,7 +74,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 	defer copies.stop()
 	out.filter = termtext.NewScreenFilter(out, copies.offer())
 
-	var wait time.Duration
+	pauses := &backoff.ExponentialBackOff{InitialInterval: o.retryMin, Multiplier: 2, MaxInterval: retryMax}
 	for attempt := 1; ; attempt++ { // counts since the last connection
 		began := time.Now()
 		connected, err := o.connectOnce(ctx, out)
@@ -89,25 +91,17 @@ func Run(ctx context.Context, o Options) (int, error) {
 		case !errors.Is(err, ssh.ErrUnreachable):
 			return 0, err
 		}
-		lasted := time.Duration(0)
 		if connected {
-			attempt, lasted = 1, time.Since(began)
+			attempt = 1
 		}
-		wait = o.nextPause(wait, lasted)
+		if connected && time.Since(began) > steady {
+			pauses.Reset()
+		}
 		out.notice(fmt.Sprintf("%s: connection lost, reconnecting (%d); press q or Ctrl-C to give up", o.Title, attempt))
-		if err := o.waitBeforeRetry(ctx, wait); err != nil {
+		if err := o.waitBeforeRetry(ctx, pauses.NextBackOff()); err != nil {
 			return 0, err
 		}
 	}
-}
-
-// nextPause returns the pause after a connection of the given duration. It doubles the last
-// pause, and starts again at the minimum after a connection that was steady.
-func (o *Options) nextPause(last, lasted time.Duration) time.Duration {
-	if lasted > steady {
-		return o.retryMin
-	}
-	return min(max(last*2, o.retryMin), retryMax)
 }
 
 func (o *Options) defaults() {

@@ -27,7 +27,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/termtexttest"
 )
 
 // guest is an SSH server with a terminal. It echoes input in brackets, prints the name and
@@ -859,23 +859,6 @@ func TestDrainFindsACutAnswer(t *testing.T) {
 		<-done
 		if left := u.unread(); left != "" {
 			t.Errorf("input left after %d bytes and the answer = %q, want none", junk, left)
-		}
-	}
-}
-
-func TestNextPause(t *testing.T) {
-	o := &Options{retryMin: retryMin}
-	for _, c := range []struct{ last, lasted, want time.Duration }{
-		{0, 0, retryMin},
-		{retryMin, 0, 2 * retryMin},
-		{retryMin, steady, 2 * retryMin},
-		{2 * retryMin, 0, 4 * retryMin},
-		{retryMax / 2, 0, retryMax},
-		{retryMax, 0, retryMax},
-		{retryMax, steady + 1, retryMin},
-	} {
-		if got := o.nextPause(c.last, c.lasted); got != c.want {
-			t.Errorf("nextPause(%v, %v) = %v, want %v", c.last, c.lasted, got, c.want)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain turns this test binary into a process that writes records until it is killed,
@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) {
 	path := os.Getenv("AUDIT_TEST_PATH")
 	if path == "" {
-		os.Exit(reexec.Run(m))
+		os.Exit(testenv.Run(m))
 	}
 	who := os.Args[1]
 	for n := 0; ; n++ {

@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -30,6 +31,7 @@ type app struct {
 	redact *secret.Redactor // applied to everything that this process prints or logs on its own behalf
 	config *config.Config
 	store  *store.Store
+	chosen string        // the value of --host
 	log    *logfile.File // the log file from the settings, nil until first used
 }
 
@@ -104,6 +106,51 @@ func (a *app) plainManager(ctx context.Context) (*session.Manager, error) {
 	return &session.Manager{Store: a.store, Config: cfg, Self: self, Actor: actor(), Audit: a.auditTo(cfg)}, nil
 }
 
+// host returns the host that a command works on. As every command does, it first starts
+// missing keepers and a search for orphans.
+func (a *app) host(ctx context.Context) (ops.Host, error) {
+	if h, err := a.remote(ctx); h != nil || err != nil {
+		return h, err
+	}
+	m, err := a.manager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.engine(m)
+}
+
+// quietHost is like host, but starts nothing.
+func (a *app) quietHost(ctx context.Context) (ops.Host, error) {
+	if h, err := a.remote(ctx); h != nil || err != nil {
+		return h, err
+	}
+	m, err := a.plainManager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.engine(m)
+}
+
+// local returns the manager and the row of a session of this host, for what cannot be done on
+// another host.
+func (a *app) local(ctx context.Context, h ops.Host, s session.View) (*session.Manager, session.Session, error) {
+	e, ok := h.(ops.Engine)
+	if !ok {
+		return nil, session.Session{}, fail.New(fail.Usage, "this works only on the host of session %s", s.Name)
+	}
+	row, err := e.Session(ctx, s.ID)
+	return e.Tasks.Sessions, row, err
+}
+
+// engine returns the engine that performs operations for the user of this process.
+func (a *app) engine(m *session.Manager) (ops.Engine, error) {
+	images, err := a.images()
+	return ops.Engine{
+		Tasks: &task.Manager{Sessions: m}, Images: images, Log: slog.Default(), Redact: a.redact, Preflight: a.preflight,
+		Caller: ops.Caller{Name: actor(), Scope: ops.Admin},
+	}, err
+}
+
 // worker returns a manager that can also do the work of a session.
 func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, error) {
 	m, err := a.plainManager(ctx)
@@ -118,14 +165,18 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	if err != nil {
 		return nil, err
 	}
+	h, err := a.engine(m)
+	if err != nil {
+		return nil, err
+	}
 	mirrors := m.Mirrors()
 	mirrors.Log = log
 	return &session.Worker{
 		Manager: m, Driver: driver, Golden: maker,
 		Mirrors: mirrors, Log: log, Redact: a.redact,
-		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, m) },
+		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, h) },
 		Attention: func(ctx context.Context, s session.Session) {
-			a.pushStatus(ctx, m)
+			a.pushStatus(ctx, h)
 			a.notify(ctx, m, s)
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
@@ -165,7 +216,11 @@ func (a *app) golden(driver vm.Driver) (*golden.Maker, error) {
 		return nil, err
 	}
 	reach.Enforced = true
-	return &golden.Maker{Images: images, Driver: driver, Scripts: scripts, Template: images.Template, Policy: reach, Self: self, Pool: cfg.Paths.Pool(), Waiting: cfg.Pool}, nil
+	vms := golden.VMs{Driver: driver, Self: self}
+	return &golden.Maker{
+		VMs: vms, Images: images, Scripts: scripts, Template: images.Template, Policy: reach,
+		Pool: golden.Pool{VMs: vms, Images: images, Dir: cfg.Paths.Pool(), Waiting: cfg.Pool},
+	}, nil
 }
 
 func (a *app) driver(log *slog.Logger) (vm.Driver, error) {

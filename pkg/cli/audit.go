@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 )
 
@@ -90,7 +91,7 @@ func runAudit(ctx context.Context, a *app, o auditOptions) error {
 type moment time.Time
 
 func (m *moment) Set(text string) error {
-	var ago ageFlag
+	var ago config.Duration
 	if err := ago.Set(text); err == nil {
 		*m = moment(time.Now().Add(-time.Duration(ago)))
 		return nil

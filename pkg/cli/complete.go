@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -286,7 +287,7 @@ func (a *app) sourceImages(*cobra.Command, []string) []string {
 	if err != nil {
 		return append(offer, image.Debian+"\tnot built yet")
 	}
-	return append(offer, image.Debian+"\tbuilt "+ago(built.CreatedAt)+" ago")
+	return append(offer, image.Debian+"\tbuilt "+console.Ago(built.CreatedAt)+" ago")
 }
 
 // builtImages offers the images that are stored as local files.
@@ -302,7 +303,7 @@ func (a *app) builtImages(*cobra.Command, []string) []string {
 	var offer []string
 	for _, i := range all {
 		if i.Path != "" && i.Ready {
-			offer = append(offer, fmt.Sprintf("%s\t%v, created %s ago", i.Name, config.Size(i.Size), ago(i.CreatedAt)))
+			offer = append(offer, fmt.Sprintf("%s\t%v, created %s ago", i.Name, config.Size(i.Size), console.Ago(i.CreatedAt)))
 		}
 	}
 	return offer
@@ -391,7 +392,15 @@ func (a *app) first(cmd *cobra.Command, args []string) (*session.Manager, sessio
 	}
 	ctx, cancel := context.WithTimeout(contextOf(cmd), completionTime)
 	defer cancel()
-	s, err := findSession(ctx, m, args[0])
+	h, err := a.engine(m)
+	if err != nil {
+		return nil, session.Session{}, false
+	}
+	found, err := findSession(ctx, h, args[0])
+	if err != nil {
+		return nil, session.Session{}, false
+	}
+	_, s, err := a.local(ctx, h, found)
 	return m, s, err == nil
 }
 

@@ -69,6 +69,7 @@ type configView struct {
 	Prepare   config.Prepare   `json:"prepare"`
 	Pool      int              `json:"pool"`
 	Limits    config.Limits    `json:"limits"`
+	Tasks     config.Tasks     `json:"tasks"`
 	Log       config.Log       `json:"log"`
 	Audit     config.Audit     `json:"audit"`
 	Attention config.Attention `json:"attention"`
@@ -87,7 +88,7 @@ func runConfigShow(a *app, o configShowOptions) error {
 		return runConfigOrigin(a, cfg, o)
 	}
 	v := configView{
-		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
+		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Tasks: cfg.Tasks, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
 		Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
 	}
 	if o.json {
@@ -178,7 +179,7 @@ func runConfigPath(a *app, asJSON bool) error {
 const groupsFolder = "network-groups"
 
 // settingsFiles are the files that config edit accepts, besides those of groups.
-var settingsFiles = []string{"config.yaml", "resources.yaml", "network-allowlist.txt", "repos.txt"}
+var settingsFiles = append(config.Files(), "repos.txt")
 
 func runConfigInit(a *app) error {
 	paths, err := config.DefaultPaths()

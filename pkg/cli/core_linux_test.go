@@ -9,12 +9,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain also runs as a process of the product, started by TestNoCoreDumps.
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_HIDDEN_COMMAND") == "" {
-		os.Exit(m.Run())
+		testenv.Main(m, nil)
 	}
 	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv)}
 	cmd := newHiddenCmds(a)[0]

@@ -17,9 +17,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 func newConfigEditCmd(a *app) *cobra.Command {
@@ -68,14 +68,14 @@ func runConfigEdit(ctx context.Context, a *app, name string) error {
 	if err != nil {
 		return err
 	}
-	lock, free, err := store.TryLock(filepath.Join(paths.State, "locks", "config-edit"))
+	lock, free, err := lockfile.Try(filepath.Join(paths.State, "locks", "config-edit"))
 	if err != nil {
 		return err
 	}
 	if !free {
 		return fail.New(fail.Conflict, "edit settings: another config edit is running")
 	}
-	defer lock.Unlock() //nolint:errcheck // the lock is released with the process at the latest
+	defer lock.Unlock()
 	e := &edit{app: a, paths: paths, ship: ship, name: name, path: filepath.Join(paths.Config, name)}
 	e.draft = filepath.Join(filepath.Dir(e.path), ".edit-"+filepath.Base(e.path))
 	if to, err := filepath.EvalSymlinks(e.path); err == nil {

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -59,24 +58,5 @@ func TestReplaceFile(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
 		t.Errorf("ReadDir = %v, %v, want 2 entries", left, err)
-	}
-}
-
-func TestAge(t *testing.T) {
-	for text, want := range map[string]time.Duration{"30d": 30 * 24 * time.Hour, "0d": 0, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0} {
-		var d ageFlag
-		if err := d.Set(text); err != nil || time.Duration(d) != want {
-			t.Errorf("Set(%q) = %v, %v, want %v", text, time.Duration(d), err, want)
-		}
-	}
-	for _, text := range []string{"", "d", "-1d", "-1h", "30", "1.5d", "99999999d", "long"} {
-		var d ageFlag
-		if err := d.Set(text); err == nil {
-			t.Errorf("Set(%q) = %v, want an error", text, time.Duration(d))
-		}
-	}
-	d := 90 * day
-	if got := d.String(); got != "90d" {
-		t.Errorf("String() of 90 days = %q, want %q", got, "90d")
 	}
 }

@@ -3,30 +3,30 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // follow shows the events of s until it is in the desired phase, or broken. Interrupting it
 // stops the display, not the work.
-func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session, desired session.Phase) (session.Session, error) {
-	seq, err := m.LastPhaseSeq(ctx, s.ID)
+func (a *app) follow(ctx context.Context, h ops.Host, s session.View, desired session.Phase) (session.View, error) {
+	now, err := ops.GetProgress.On(ctx, h, ops.SessionPath{ID: s.ID})
 	if err != nil {
 		return s, err
 	}
 	view := a.con.Steps()
 	defer view.Close()
-	if cur, err := m.Get(ctx, s.ID); err != nil || cur.Phase == desired {
-		return cur, err
+	if now.Session.State == desired {
+		return now.Session, nil
 	}
-	watched, stop := a.watchKeeper(ctx, m, s)
+	watched, stop := watchKeeper(ctx, h, s)
 	defer stop()
-	for ev, err := range m.Store.Follow(watched, s.ID, seq) {
+	for ev, err := range h.Events(watched, ops.Session(s.ID), now.After, true) {
 		if err != nil {
 			if ctx.Err() == nil {
 				if cause := context.Cause(watched); cause != nil {
@@ -38,12 +38,12 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 		}
 		switch ev.Kind {
 		case session.EventStep:
-			var st session.Step
+			var st lifecycle.Step
 			if err := json.Unmarshal(ev.Data, &st); err == nil {
 				view.Update(console.Step{Name: st.Name, State: st.State, Detail: st.Detail, Elapsed: st.Elapsed()})
 			}
 		case session.EventWarning:
-			var w session.Warning
+			var w lifecycle.Warning
 			if err := json.Unmarshal(ev.Data, &w); err == nil {
 				view.Say("warning: %s", w.Message)
 				if w.Hint != "" {
@@ -51,14 +51,14 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 				}
 			}
 		case session.EventPhase:
-			cur, err := m.Get(ctx, s.ID)
+			cur, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: s.ID})
 			if err != nil {
 				return s, err
 			}
 			switch {
-			case cur.Phase == desired:
+			case cur.State == desired:
 				return cur, nil
-			case cur.Phase == session.Broken && cur.Desired != session.Gone:
+			case cur.State == session.Broken && cur.Desired != session.Gone:
 				return cur, broken(cur)
 			case cur.Desired != desired:
 				return cur, fail.New(fail.Conflict, "another command changed the desired phase of %s to %s", cur.Name, cur.Desired).WithHint("agent-sessionizer list")
@@ -69,17 +69,20 @@ func (a *app) follow(ctx context.Context, m *session.Manager, s session.Session,
 }
 
 // detachedError returns the error for a user who leaves work that continues without them.
-func detachedError(s session.Session) error {
+func detachedError(s session.View) error {
 	return fail.New(fail.Interrupted, "%s continues in the background", s.Name).
 		WithHint("agent-sessionizer open %s, or to cancel it: agent-sessionizer destroy %s", s.Name, s.Name)
 }
 
 // broken returns the error that a session's row records. A session that was never ready may
 // have been requested with the wrong options, so the hint also suggests to replace it.
-func broken(s session.Session) error {
-	e := fail.New(fail.ParseCode(s.ErrorCode), "%s: %s", s.Name, s.ErrorMessage)
-	e.Hint = s.ErrorHint
-	if !s.Status.WasReady {
+func broken(s session.View) error {
+	e := fail.New(fail.Failure, "%s is broken", s.Name)
+	if s.Error != nil {
+		e = fail.New(fail.ParseCode(s.Error.Code), "%s: %s", s.Name, s.Error.Message)
+		e.Hint = s.Error.Hint
+	}
+	if !s.WasReady {
 		e.Hint += ", or to start over: agent-sessionizer destroy " + s.Name
 	}
 	return e
@@ -92,7 +95,7 @@ const keeperless = 3 * time.Second
 // watchKeeper returns a context that ends if s has no keeper and a new one does not help,
 // because the awaited events would never come. The reason is the context's cause. stop ends
 // the watching and waits until it has ended.
-func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Session) (watched context.Context, stop func()) {
+func watchKeeper(ctx context.Context, h ops.Host, s session.View) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -106,9 +109,9 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 				return
 			case <-tick.C:
 			}
-			cur, err := m.Get(watched, s.ID)
+			now, err := ops.GetProgress.On(watched, h, ops.SessionPath{ID: s.ID})
 			// The follower reports a row that cannot be read.
-			if err != nil || session.AtRest(cur.Phase, cur.Desired) || store.Held(m.Config.Paths.SessionLock(s.ID)) {
+			if err != nil || session.AtRest(now.Session.State, now.Session.Desired) || now.Kept {
 				seen = time.Now()
 				continue
 			}
@@ -116,10 +119,10 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 				continue
 			}
 			if woken {
-				cancel(abandoned(cur))
+				cancel(abandoned(now.Session))
 				return
 			}
-			if err := m.Reconcile(watched); err != nil {
+			if _, err := ops.TendSession.On(watched, h, ops.SessionPath{ID: s.ID}); err != nil {
 				cancel(err)
 				return
 			}
@@ -130,13 +133,13 @@ func (a *app) watchKeeper(ctx context.Context, m *session.Manager, s session.Ses
 }
 
 // abandoned returns the error of a session whose keepers give up.
-func abandoned(s session.Session) error {
-	why := errors.New("its keeper ended without recording an error")
-	if s.ErrorMessage != "" {
-		why = errors.New(s.ErrorMessage)
+func abandoned(s session.View) error {
+	why := lifecycle.ViewError{Message: "its keeper ended without recording an error"}
+	if s.Error != nil && s.Error.Message != "" {
+		why = *s.Error
 	}
-	e := fail.New(fail.ParseCode(s.ErrorCode), "%s is %s instead of %s, and no keeper works on it: %w", s.Name, s.Phase, s.Desired, why)
-	if e.Hint = s.ErrorHint; e.Hint == "" {
+	e := fail.New(fail.ParseCode(why.Code), "%s is %s instead of %s, and no keeper works on it: %s", s.Name, s.State, s.Desired, why.Message)
+	if e.Hint = why.Hint; e.Hint == "" {
 		e.Hint = "agent-sessionizer logs --of keeper " + s.Name
 	}
 	return e

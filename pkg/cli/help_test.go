@@ -231,17 +231,22 @@ func TestTopicsAreWhatTheDocumentsSay(t *testing.T) {
 			t.Errorf("text of exit code %s = %q, want it without %q: commands return it", e.name, e.text, "reserved")
 		}
 	}
-	all := lines(environment)
-	for _, name := range config.Variables() {
-		if !strings.Contains(all, name) {
-			t.Errorf("help environment = %q, want %s in it", all, name)
+	all := lines(environment())
+	for _, v := range config.Variables() {
+		if !strings.Contains(all, v.Name) || !strings.Contains(all, v.Key) {
+			t.Errorf("help environment = %q, want %s and %s in it", all, v.Name, v.Key)
 		}
 	}
 	conf, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range environment {
+	for _, key := range config.Keys() {
+		if _, last, _ := strings.Cut(key, "."); !strings.Contains(string(conf), "`"+key+"`") && (last == "" || !strings.Contains(string(conf), last+":")) {
+			t.Errorf("docs/configuration.md lacks the setting %s", key)
+		}
+	}
+	for _, e := range environment() {
 		for _, name := range strings.Split(e.name, ", ") {
 			if short := strings.TrimPrefix(name, "AGENT_SESSIONIZER"); !strings.Contains(string(conf), "`"+name+"`") && !strings.Contains(string(conf), "`"+short+"`") {
 				t.Errorf("docs/configuration.md lacks %s, want every variable of the help", name)

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,9 +14,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gc"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
@@ -35,7 +35,7 @@ func newImageCmd(a *app) *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List guest images, standby VMs and builds in progress", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer image list`,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runImageList(a, asJSON) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runImageList(cmd.Context(), a, asJSON) },
 	}
 	list.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	var o imageBuildOptions
@@ -86,7 +86,7 @@ stays while a session's disk is based on it. "agent-sessionizer prune" does this
 more.`,
 		Example: `  agent-sessionizer image prune --dry-run`,
 		Args:    usage(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), a, p, (*pruning).images) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), a, p, gc.Images) },
 	}
 	p.flags(prune)
 	cmd.AddCommand(list, build, inspect, remove, prune)
@@ -102,42 +102,23 @@ func (a *app) images() (*image.Store, error) {
 	return &image.Store{Dir: cfg.Paths.Images(), Template: template}, err
 }
 
-// imageList is the JSON output of image list.
-type imageList struct {
-	Images []image.Info     `json:"images"`
-	Making []image.Making   `json:"making"` // builds in progress
-	Pool   []golden.Standby `json:"pool"`   // standby VMs
-}
-
-func runImageList(a *app, asJSON bool) error {
-	images, err := a.images()
+func runImageList(ctx context.Context, a *app, asJSON bool) error {
+	h, err := a.quietHost(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := images.List()
-	if err != nil {
-		return err
-	}
-	making, err := images.Underway()
-	if err != nil {
-		return err
-	}
-	cfg, err := a.settings()
-	if err != nil {
-		return err
-	}
-	standbys, err := golden.Standbys(cfg.Paths.Pool())
+	list, err := ops.ListImages.On(ctx, h, struct{}{})
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		return a.con.JSON(imageList{Images: all, Making: append([]image.Making{}, making...), Pool: standbys})
+		return a.con.JSON(list)
 	}
 	header, rows := []string{"NAME", "ARCH", "FROM", "SIZE", "SAVED VMS", "CREATED", "READY"}, [][]string{}
-	for _, i := range all {
+	for _, i := range list.Images {
 		made, size, ready := "", "", "no"
 		if !i.CreatedAt.IsZero() {
-			made = ago(i.CreatedAt) + " ago"
+			made = console.Ago(i.CreatedAt) + " ago"
 		}
 		if i.Size > 0 {
 			size = config.Size(i.Size).String()
@@ -155,21 +136,20 @@ func runImageList(a *app, asJSON bool) error {
 		rows = append(rows, []string{i.Name, i.Arch, i.Source, size, strings.Join(warm, "; "), made, ready})
 	}
 	a.con.Table(header, rows)
-	for _, s := range standbys {
-		a.printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), ago(s.CreatedAt))
+	for _, s := range list.Pool {
+		a.printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), console.Ago(s.CreatedAt))
 	}
-	for _, m := range making {
-		a.printf("%s is being built, for %s: %s\n", m.Name, ago(m.Since), m.Doing)
+	for _, m := range list.Making {
+		a.printf("%s is being built, for %s: %s\n", m.Name, console.Ago(m.Since), m.Doing)
 	}
-	failures, err := images.Failures()
-	for _, f := range failures {
+	for _, f := range list.Failures {
 		kept := ""
 		if f.Kept {
 			kept = "; the built disk is kept, and the next build only tests it"
 		}
-		a.printf("failed %s ago: %s%s\n", ago(f.At), f.Error, kept) // the message says which image or saved state failed
+		a.printf("failed %s ago: %s%s\n", console.Ago(f.At), f.Error, kept) // the message says which image or saved state failed
 	}
-	return err
+	return nil
 }
 
 // imageView is the JSON output of image inspect.
@@ -334,8 +314,8 @@ func fillPool(ctx context.Context, a *app, maker *golden.Maker, prepare config.P
 	if !maker.Pools(ctx, prepare, session.Arch()) {
 		return nil
 	}
-	_, err := makeImage(ctx, a, fmt.Sprintf("boot standby VMs: %d", maker.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
-		return struct{}{}, maker.Fill(ctx, made, session.SizeOf(size), say)
+	_, err := makeImage(ctx, a, fmt.Sprintf("boot standby VMs: %d", maker.Pool.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {
+		return struct{}{}, maker.Pool.Fill(ctx, made, session.SizeOf(size), say)
 	})
 	return err
 }
@@ -362,8 +342,7 @@ func makeImage[T any](ctx context.Context, a *app, name string, f func(ctx conte
 	return made, err
 }
 
-// runImageRemove removes an image. It refuses if a session's disk is backed by the image,
-// or is about to be.
+// runImageRemove removes an image that nothing uses.
 func runImageRemove(ctx context.Context, a *app, name string) error {
 	images, err := a.images()
 	if err != nil {
@@ -373,39 +352,5 @@ func runImageRemove(ctx context.Context, a *app, name string) error {
 	if err != nil {
 		return err
 	}
-	all, err := m.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, s := range all {
-		if image.SourceName(s.Spec.Image) == name && !s.Status.WasReady {
-			return fail.New(fail.Conflict, "session %s is being created from image %s", s.Name, name).WithHint("agent-sessionizer list")
-		}
-	}
-	inUse, err := a.imageInUse()
-	if err != nil {
-		return err
-	}
-	return images.Remove(name, inUse)
-}
-
-// imageInUse returns a function that reports whether disks of VMs are backed by an image's
-// directory. It ignores the doomed VMs. A wrong no would destroy a disk, so an error counts
-// as use.
-func (a *app) imageInUse(doomed ...string) (func(dir string) bool, error) {
-	cfg, err := a.settings()
-	if err != nil {
-		return nil, err
-	}
-	return func(dir string) bool {
-		users, err := lima.ImageUsers(cfg.Paths.LimaHome, dir)
-		users = slices.DeleteFunc(users, func(name string) bool { return slices.Contains(doomed, name) })
-		for _, name := range users {
-			a.con.Say("%s is based on %s", name, filepath.Base(dir))
-		}
-		if err != nil {
-			a.con.Say("%v", err)
-		}
-		return err != nil || len(users) > 0
-	}, nil
+	return gc.RemoveImage(ctx, m, images, name, a.con.Say)
 }

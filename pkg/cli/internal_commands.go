@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,8 +22,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
@@ -65,7 +67,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 				}
 				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, console.FormatJSON, "task_id", args[0])
 				defer stop()
-				w, err := a.taskWorker(cmd.Context(), task.Worker{Log: log})
+				w, err := a.taskWorker(cmd.Context(), log)
 				if err != nil {
 					return err
 				}
@@ -202,7 +204,7 @@ func sessionID(cmd *cobra.Command, args []string) error {
 	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
 		return err
 	}
-	if len(args[0]) != 12 || strings.Trim(args[0], "0123456789abcdef") != "" {
+	if !ids.Valid(args[0]) {
 		return fmt.Errorf("session id must be 12 hex digits, got %q", args[0])
 	}
 	return nil
@@ -212,12 +214,12 @@ func sessionID(cmd *cobra.Command, args []string) error {
 // ready, and then attaches the guest's tmux to this terminal. If it ends other than by
 // detaching, it keeps the reason on the screen, because the pane would disappear with it.
 func runAttach(ctx context.Context, a *app, id string) error {
-	m, err := a.plainManager(ctx)
+	h, err := a.quietHost(ctx)
 	if err != nil {
 		return err
 	}
 	for {
-		err := a.attachGuest(ctx, m, id)
+		err := a.attachGuest(ctx, h, id)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -230,35 +232,31 @@ func runAttach(ctx context.Context, a *app, id string) error {
 		if kerr != nil || key != 'r' {
 			return errors.Join(err, kerr)
 		}
-		s, gerr := m.Get(ctx, id)
-		if gerr == nil {
-			_, gerr = m.SetDesired(ctx, s, session.Ready)
-		}
-		if gerr != nil {
-			a.con.Fail(gerr)
+		if _, err := ops.StartSession.On(ctx, h, ops.SessionPath{ID: id}); err != nil {
+			a.con.Fail(err)
 		}
 	}
 }
 
-func (a *app) attachGuest(ctx context.Context, m *session.Manager, id string) error {
-	s, err := m.Get(ctx, id)
+func (a *app) attachGuest(ctx context.Context, h ops.Host, id string) error {
+	s, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: id})
 	if err != nil {
 		return err
 	}
-	if s.Phase != session.Ready {
+	if s.State != session.Ready {
 		if s.Desired != session.Ready {
-			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
+			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.State).WithHint("agent-sessionizer open %s", s.Name)
 		}
-		if s.Phase == session.Broken {
+		if s.State == session.Broken {
 			return broken(s)
 		}
 		a.con.Say("%s of %s", s.Name, s.DisplayName())
-		if s, err = a.follow(ctx, m, s, session.Ready); err != nil {
+		if s, err = a.follow(ctx, h, s, session.Ready); err != nil {
 			return err
 		}
 	}
 	// The login shell is zsh, which expands a bare =agent to the path of a command.
-	return a.terminal(ctx, m, s, ssh.Quote(s.Status.Root+guestclient.ReadyTmux, "-d", s.Status.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+	return a.terminal(ctx, h, s, ssh.Quote(s.Root+guestclient.ReadyTmux, "-d", s.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
 }
 
 // copyToClipboard passes what the guest copied to the local tmux, which passes it to the
@@ -328,13 +326,13 @@ func (a *app) printEvent(ev store.Event, asJSON bool) error {
 		}
 		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Desired, p.Reason)
 	case session.EventStep:
-		var st session.Step
+		var st lifecycle.Step
 		if err := json.Unmarshal(ev.Data, &st); err != nil {
 			return err
 		}
 		a.printf("%s  %6.1fs  %-8s %s  %s\n", at, st.Elapsed().Seconds(), st.State, st.Name, st.Detail)
 	case session.EventWarning:
-		var w session.Warning
+		var w lifecycle.Warning
 		if err := json.Unmarshal(ev.Data, &w); err != nil {
 			return err
 		}

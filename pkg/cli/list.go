@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -30,20 +30,17 @@ func newListCmd(a *app) *cobra.Command {
 }
 
 func runList(ctx context.Context, a *app, o listOptions) error {
-	m, err := a.manager(ctx)
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := m.List(ctx)
+	list, err := ops.ListSessions.On(ctx, h, struct{}{})
 	if err != nil {
 		return err
 	}
+	all := list.Sessions
 	if o.json {
-		views := make([]session.View, 0, len(all))
-		for _, s := range all {
-			views = append(views, s.View())
-		}
-		return a.con.JSON(views)
+		return a.con.JSON(all)
 	}
 	if len(all) == 0 {
 		a.con.Say("%s", "no sessions; create one with: agent-sessionizer open owner/repo")
@@ -51,22 +48,22 @@ func runList(ctx context.Context, a *app, o listOptions) error {
 	}
 	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "NOTE"}, [][]string{}
 	for _, s := range all {
-		note := s.ErrorMessage
-		if at := s.View().Attention; at != nil && note == "" {
+		note := s.Message()
+		if at := s.Attention; at != nil && note == "" {
 			note = strings.TrimSpace(fmt.Sprintf("%s %s  %s", at.Agent, at.State, at.On))
 		}
 		if s.Task != "" {
 			note = strings.TrimSpace("task " + s.Task + "  " + note)
 		}
-		if note == "" && s.Phase != s.Desired {
+		if note == "" && s.State != s.Desired {
 			note = "→ " + string(s.Desired)
 		}
-		if !s.Spec.Enforced {
+		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}
-		r := s.Spec.Resources
+		r := s.Resources
 		rows = append(rows, []string{
-			s.Name, string(s.Phase), ago(s.StateChangedAt), s.DisplayName(),
+			s.Name, string(s.State), console.Ago(s.StateChangedAt), s.DisplayName(),
 			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), note,
 		})
 	}
@@ -87,18 +84,4 @@ func toneOf(p session.Phase) console.Tone {
 		return console.Faint
 	}
 	return console.Plain
-}
-
-// ago formats the time since t in one unit.
-func ago(t time.Time) string {
-	d := time.Since(t)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }

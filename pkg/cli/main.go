@@ -107,6 +107,8 @@ everything else to standard error. Commands that show something have --json.`),
 			return err
 		},
 	}
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkHost(cmd) }
+	cmd.PersistentFlags().StringVar(&a.chosen, "host", "", "`HOST` to work on: a context, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
 		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // arguments before the wrong flag
@@ -127,7 +129,7 @@ everything else to standard error. Commands that show something have --json.`),
 		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newHomeCmd(a)},
 		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
 		"tasks":   {newTaskCmd(a), newServeCmd(a)},
-		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newTmuxCmd(a), newTrustCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newContextCmd(a), newTmuxCmd(a), newTrustCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {

@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -55,7 +53,7 @@ docs/security-model.md describes what is enforced even against root in the guest
   agent-sessionizer net allow repo @pypi`,
 		Args: usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.deniedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runNetChange(cmd.Context(), a, args[0], args[1:], (*session.Manager).Allow)
+			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.AllowNames)
 		},
 	}
 	deny := &cobra.Command{
@@ -63,7 +61,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 		Example: `  agent-sessionizer net deny repo gist.github.com`,
 		Args:    usage(cobra.MinimumNArgs(2)), ValidArgsFunction: a.completeMany(a.sessions(), a.allowedNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runNetChange(cmd.Context(), a, args[0], args[1:], (*session.Manager).Deny)
+			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.DenyNames)
 		},
 	}
 	explain := &cobra.Command{
@@ -80,11 +78,12 @@ docs/security-model.md describes what is enforced even against root in the guest
 		Example: `  agent-sessionizer config edit network-allowlist.txt && agent-sessionizer net reload repo`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeArgs(a.sessions(session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m, s, err := a.running(cmd.Context(), args[0])
+			h, s, err := a.running(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			return m.ApplyPolicy(cmd.Context(), s)
+			_, err = ops.ReloadNetwork.On(cmd.Context(), h, ops.SessionPath{ID: s.ID})
+			return err
 		},
 	}
 	status := &cobra.Command{
@@ -107,80 +106,55 @@ type netOptions struct {
 }
 
 // named finds the session for commands that do not need a running VM.
-func (a *app) named(ctx context.Context, what string) (*session.Manager, session.Session, error) {
-	m, err := a.manager(ctx)
+func (a *app) named(ctx context.Context, what string) (ops.Host, session.View, error) {
+	h, err := a.host(ctx)
 	if err != nil {
-		return nil, session.Session{}, err
+		return nil, session.View{}, err
 	}
-	s, err := findSession(ctx, m, what)
-	return m, s, err
+	s, err := findSession(ctx, h, what)
+	return h, s, err
 }
 
 // inGuest calls f with the guest of a running session.
-func (a *app) inGuest(ctx context.Context, what string, f func(guestclient.Guest, session.Session) error) error {
-	m, s, err := a.running(ctx, what)
+func (a *app) inGuest(ctx context.Context, what string, f func(guestclient.Guest) error) error {
+	h, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
 	}
-	conn, err := m.Dial(ctx, s)
+	conn, err := h.Dial(ctx, s.ID, true)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return f(guestclient.Guest{SSH: conn, Root: s.Status.Root}, s)
+	return f(guestclient.Guest{SSH: conn, Root: s.Root})
 }
 
-func runNetChange(ctx context.Context, a *app, what string, names []string, change func(*session.Manager, context.Context, session.Session, []string) (session.Session, error)) error {
-	m, s, err := a.named(ctx, what)
+func runNetChange(ctx context.Context, a *app, what string, names []string, op ops.Operation[ops.NamesRequest, session.View]) error {
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
-	if s, err = change(m, ctx, s, names); err != nil {
+	r := ops.NamesRequest{SessionPath: ops.SessionPath{ID: s.ID}}
+	r.Body.Names = names
+	if s, err = op.On(ctx, h, r); err != nil {
 		return err
 	}
-	if s.Phase != session.Ready {
+	if s.State != session.Ready {
 		a.con.Say("%s", "saved; it takes effect when the session runs again")
 	}
 	return nil
 }
 
-// explanation is the JSON output of net explain.
-type explanation struct {
-	Host    string `json:"host"`
-	Port    uint16 `json:"port,omitempty"`
-	Allowed bool   `json:"allowed"`
-	Rule    string `json:"rule,omitempty"`
-	Source  string `json:"source,omitempty"`
-	Reason  string `json:"reason"`
-}
-
 func runNetExplain(ctx context.Context, a *app, o netOptions, what, target string) error {
-	m, s, err := a.named(ctx, what)
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
-	q, err := question(target)
+	answer, err := ops.ExplainName.On(ctx, h, ops.ExplainRequest{SessionPath: ops.SessionPath{ID: s.ID}, Target: target})
 	if err != nil {
 		return err
 	}
-	p, err := m.Policy(s)
-	if err != nil {
-		return err
-	}
-	host := q.Name
-	if host == "" {
-		host = q.Addr.String()
-	}
-	var found []explanation
-	explain := func(q policy.Question) {
-		d := p.Decide(q)
-		found = append(found, explanation{host, q.Port, d.Allowed, d.Rule, d.Source, d.Reason})
-	}
-	if explain(q); q.Name != "" && q.Port == 0 && found[0].Allowed {
-		for _, port := range p.PortsOut() {
-			explain(policy.Question{Name: q.Name, Port: port})
-		}
-	}
+	found := answer.Decisions
 	if o.json {
 		return a.con.JSON(found)
 	}
@@ -192,7 +166,7 @@ func runNetExplain(ctx context.Context, a *app, o netOptions, what, target strin
 		subject := e.Host
 		if e.Port != 0 {
 			subject = fmt.Sprintf("%s port %d", e.Host, e.Port)
-		} else if q.Name != "" {
+		} else if answer.Name {
 			subject = "the name " + e.Host
 		}
 		why := e.Reason
@@ -204,40 +178,13 @@ func runNetExplain(ctx context.Context, a *app, o netOptions, what, target strin
 		}
 		a.printf("%-7s  %s  %s\n", verdict, subject, why)
 	}
-	if !found[0].Allowed && q.Name != "" && p.Mode == policy.Allowlist {
+	if !found[0].Allowed && answer.Name && answer.Mode == policy.Allowlist {
 		a.con.Say("%s", "allow it: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, target))
 	}
-	if !s.Spec.Enforced {
+	if !s.Enforced {
 		a.con.Say("%s", "this session has no gateway: root in the guest can bypass these rules")
 	}
 	return nil
-}
-
-// question parses HOST, HOST:PORT, ADDRESS:PORT or [ADDRESS]:PORT.
-func question(target string) (policy.Question, error) {
-	if ap, err := netip.ParseAddrPort(target); err == nil {
-		return policy.Question{Addr: ap.Addr(), Port: ap.Port()}, nil
-	}
-	if addr, err := netip.ParseAddr(target); err == nil {
-		return policy.Question{Addr: addr, Port: 443}, nil
-	}
-	if strings.Contains(target, "://") {
-		return policy.Question{}, fail.New(fail.Usage, "target must be a host name, got URL %q", target)
-	}
-	name, portText, hasPort := strings.Cut(target, ":")
-	canonical, err := policy.Canonical(name)
-	if err != nil {
-		return policy.Question{}, fail.New(fail.Usage, "target must be HOST[:PORT] or ADDRESS:PORT, got %q", target)
-	}
-	q := policy.Question{Name: canonical}
-	if hasPort {
-		port, err := strconv.ParseUint(portText, 10, 16)
-		if err != nil || port == 0 {
-			return policy.Question{}, fail.New(fail.Usage, "port must be 1 to 65535, got %q", portText)
-		}
-		q.Port = uint16(port)
-	}
-	return q, nil
 }
 
 // netStatus is the JSON output of net status.
@@ -248,19 +195,20 @@ type netStatus struct {
 }
 
 func runNetStatus(ctx context.Context, a *app, o netOptions, what string) error {
-	m, s, err := a.running(ctx, what)
+	h, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
 	}
-	st := netStatus{Enforced: s.Spec.Enforced}
-	var gatewayErr error
-	if s.Spec.Enforced {
-		var g gateway.Status
-		if g, gatewayErr = m.Gateway(s).Status(ctx); gatewayErr == nil {
-			st.Gateway = &g
-		}
+	network, err := ops.GetNetwork.On(ctx, h, ops.SessionPath{ID: s.ID})
+	if err != nil {
+		return err
 	}
-	err = a.inGuest(ctx, what, func(g guestclient.Guest, _ session.Session) error {
+	st := netStatus{Enforced: s.Enforced, Gateway: network.Gateway}
+	var gatewayErr error
+	if s.Enforced && st.Gateway == nil {
+		gatewayErr = errors.New(network.GatewayError)
+	}
+	err = a.inGuest(ctx, what, func(g guestclient.Guest) error {
 		st.Guest, err = g.Status(ctx)
 		return err
 	})

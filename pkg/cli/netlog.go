@@ -13,20 +13,25 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 func runNetLog(ctx context.Context, a *app, o netOptions, what string) error {
-	m, s, err := a.named(ctx, what)
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
-	if !s.Spec.Enforced {
+	if !s.Enforced {
 		return runGuestLog(ctx, a, o, what)
 	}
-	dir := m.Gateway(s).Dir
+	m, v, err := a.local(ctx, h, s)
+	if err != nil {
+		return err
+	}
+	dir := m.Gateway(v).Dir
 	var past []gateway.Entry
 	var seen int64
 	for e, err := range gateway.Decisions(ctx, dir, false) {
@@ -120,7 +125,7 @@ func entryLine(e gateway.Entry) string {
 // runGuestLog shows the guest's own log, which is the only one if there is no egress
 // gateway.
 func runGuestLog(ctx context.Context, a *app, o netOptions, what string) error {
-	return a.inGuest(ctx, what, func(g guestclient.Guest, _ session.Session) error {
+	return a.inGuest(ctx, what, func(g guestclient.Guest) error {
 		all := []guestproto.Query{}
 		err := g.Queries(ctx, 0, o.last, o.follow, func(q guestproto.Query) error {
 			if o.json && !o.follow {
@@ -155,21 +160,21 @@ type denial struct {
 }
 
 func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error {
-	m, s, err := a.named(ctx, what)
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
 	denials := []denial{}
-	heard, count, err := a.guestDenials(ctx, m, s)
-	if s.Spec.Enforced {
+	heard, count, err := guestDenials(ctx, h, s)
+	if s.Enforced {
 		if err != nil {
 			a.con.Say("the guest did not report which programs made the requests: %v", err)
 		}
-		found, err := gateway.Denials(ctx, m.Gateway(s).Dir, time.Time{})
+		found, err := ops.ListDenials.On(ctx, h, ops.DenialQuery{SessionPath: ops.SessionPath{ID: s.ID}})
 		if err != nil {
 			return err
 		}
-		for _, d := range found {
+		for _, d := range found.Denials {
 			denials = append(denials, denial{Denial: d, Process: heard[d.Name].Process})
 		}
 	} else {
@@ -204,22 +209,22 @@ func runNetDenied(ctx context.Context, a *app, o netOptions, what string) error 
 }
 
 // guestDenials returns what a running guest reports about the names it denied.
-func (a *app) guestDenials(ctx context.Context, m *session.Manager, s session.Session) (first map[string]guestproto.Query, count map[string]int64, err error) {
+func guestDenials(ctx context.Context, h ops.Host, s session.View) (first map[string]guestproto.Query, count map[string]int64, err error) {
 	first, count = map[string]guestproto.Query{}, map[string]int64{}
-	if s.Phase != session.Ready {
-		if s.Spec.Enforced {
+	if s.State != session.Ready {
+		if s.Enforced {
 			return first, count, nil
 		}
-		return first, count, fail.New(fail.Conflict, "session %s is %s: without a gateway, only its running guest reports decisions", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return first, count, fail.New(fail.Conflict, "session %s is %s: without a gateway, only its running guest reports decisions", s.Name, s.State).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	conn, err := m.Dial(ctx, s)
+	conn, err := h.Dial(ctx, s.ID, true)
 	if err != nil {
 		return first, count, err
 	}
 	defer conn.Close()
-	err = guestclient.Guest{SSH: conn, Root: s.Status.Root}.Queries(ctx, 0, 0, false, func(q guestproto.Query) error {
+	err = guestclient.Guest{SSH: conn, Root: s.Root}.Queries(ctx, 0, 0, false, func(q guestproto.Query) error {
 		if q.Allowed {
 			return nil
 		}

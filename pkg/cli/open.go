@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -109,18 +111,24 @@ an existing session.`,
 }
 
 func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
-	m, err := a.manager(ctx)
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
-	if o.network != "" {
-		switch policy.Mode(o.network) {
-		case policy.Isolated, policy.Allowlist, policy.Open:
-		default:
-			return fail.New(fail.Usage, "network mode must be isolated, allowlist or open, got %q", o.network)
+	options, err := o.session()
+	if err != nil {
+		return err
+	}
+	s, ref, err := resolveRepo(ctx, h, what)
+	if _, here := h.(ops.Engine); !here && ref.Path != "" {
+		return fail.New(fail.Usage, "%s is a directory of this host; a session on another host is of a repository that it can fetch", ref.Path).WithHint("agent-sessionizer open owner/repo")
+	}
+	create := ops.CreateRequest{Body: ops.NewSession{Repo: cmp.Or(ref.Path, what), SessionOptions: options}}
+	if fail.CodeOf(err) == fail.NotFound && ref.Key != "" {
+		if err = a.confirmClone(ctx, h, o, ref); err == nil {
+			_, err = ops.CheckSession.On(ctx, h, create)
 		}
 	}
-	s, r, err := a.resolve(ctx, m, o, what)
 	if err != nil {
 		return err
 	}
@@ -133,78 +141,69 @@ func runOpen(ctx context.Context, a *app, o openOptions, what string) error {
 				WithHint("agent-sessionizer open %s", ssh.Quote(append(o.given, "-d", what)...))
 		}
 	}
-	if s, err = a.openSession(ctx, m, o, s, r); err != nil {
+	if s, err = a.openSession(ctx, h, create, s, ref.Branch); err != nil {
 		return err
 	}
 	if o.noWait {
-		if err := a.show(ctx, m, s); err != nil {
+		if err := a.show(ctx, h, s); err != nil {
 			return err
 		}
-		a.pushStatus(ctx, m)
+		a.pushStatus(ctx, h)
 		return nil
 	}
 	if !o.detach && !o.json {
-		return a.attach(ctx, m, s, o.client) // the local tmux session shows the progress
+		return a.attach(ctx, h, s, o.client) // the local tmux session shows the progress
 	}
-	s, err = a.follow(ctx, m, s, session.Ready)
+	s, err = a.follow(ctx, h, s, session.Ready)
 	if err != nil {
 		return err
 	}
 	if o.json {
-		return a.con.JSON(s.View())
+		return a.con.JSON(s)
 	}
 	a.printf("%s\n", s.Name)
 	return nil
 }
 
-// resolve finds the session that what identifies, and builds the request. If there is no
-// session, it also checks that a new one may be requested. It does not check this for an
-// existing session, so that a lack in the settings never locks the user out of one.
-func (a *app) resolve(ctx context.Context, m *session.Manager, o openOptions, what string) (s session.Session, r session.Request, err error) {
-	r = session.Request{
-		Profile: o.profile, Resources: o.resources,
-		NetworkMode: policy.Mode(o.network), WithChanges: o.withChanges,
+// session returns the options of the session.
+func (o openOptions) session() (options ops.SessionOptions, err error) {
+	options = ops.SessionOptions{Profile: o.profile, Resources: o.resources, Network: policy.Mode(o.network), WithChanges: o.withChanges}
+	switch options.Network {
+	case "", policy.Isolated, policy.Allowlist, policy.Open:
+	default:
+		return options, fail.New(fail.Usage, "network mode must be isolated, allowlist or open, got %q", o.network)
 	}
-	if r.HostServices, err = o.hostServices(); err != nil {
-		return s, r, err
+	if options.HostServices, err = o.hostServices(); err != nil {
+		return options, err
 	}
-	if r.Image, err = isLocalImage(o.image); err != nil {
-		return s, r, err
-	}
-	s, r.Repo, err = resolveRepo(ctx, m, what)
-	if fail.CodeOf(err) == fail.NotFound && r.Repo.Key != "" {
-		if err = a.confirmClone(m, o, r.Repo); err == nil {
-			_, err = m.Check(r)
-		}
-	}
-	return s, r, err
+	options.Image, err = isLocalImage(o.image)
+	return options, err
 }
 
-// openSession requests phase ready for session s. If s is empty, it creates the session
-// that r requests.
-func (a *app) openSession(ctx context.Context, m *session.Manager, o openOptions, s session.Session, r session.Request) (session.Session, error) {
+// openSession opens session s, of which the user wrote a branch, or creates one if s is empty.
+func (a *app) openSession(ctx context.Context, h ops.Host, create ops.CreateRequest, s session.View, branch string) (session.View, error) {
+	var opened ops.SessionAnswer
+	var err error
 	if s.ID != "" {
-		a.unused(s, o, r)
-		s, err := m.OpenHostServices(ctx, s, r.HostServices)
-		if err != nil || s.Phase == session.Ready && s.Desired == session.Ready {
-			return s, err
+		opened, err = ops.OpenSession.On(ctx, h, ops.OpenRequest{SessionPath: ops.SessionPath{ID: s.ID}, Body: create.Body.SessionOptions})
+		if branch != "" && branch != s.RequestedBranch {
+			opened.Ignored = append([]string{"@" + branch}, opened.Ignored...)
 		}
-		return m.SetDesired(ctx, s, session.Ready)
+	} else {
+		opened, err = ops.CreateSession.On(ctx, h, create)
 	}
-	if err := a.preflight(ctx); err != nil {
-		return s, err
-	}
-	s, created, notices, err := m.Open(ctx, r)
-	if err != nil {
-		return s, err
-	}
-	for _, n := range notices {
+	for _, n := range opened.Notices {
 		a.con.Say("%s", n)
 	}
-	if !created { // another process has created it in the meantime
-		a.unused(s, o, r)
+	for i, name := range opened.Ignored {
+		if !strings.HasPrefix(name, "@") {
+			opened.Ignored[i] = "--" + name
+		}
 	}
-	return s, nil
+	if len(opened.Ignored) > 0 {
+		a.con.Say("session %s already exists; these options have no effect: %s", opened.Name, strings.Join(opened.Ignored, ", "))
+	}
+	return opened.View, err
 }
 
 func (o openOptions) hostServices() ([]netip.AddrPort, error) {
@@ -226,8 +225,8 @@ func (e notRepoError) Unwrap() error { return e.error }
 
 // resolveRepo finds a session by name, id or repository. If what is a repository without a
 // session, resolveRepo returns the repository in ref, with a fail.NotFound error.
-func resolveRepo(ctx context.Context, m *session.Manager, what string) (s session.Session, ref repo.Ref, err error) {
-	s, findErr := m.Find(ctx, what)
+func resolveRepo(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, err error) {
+	s, findErr := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
 	if fail.CodeOf(findErr) != fail.NotFound {
 		ref.Branch = branchOf(what)
 		return s, ref, findErr
@@ -239,15 +238,15 @@ func resolveRepo(ctx context.Context, m *session.Manager, what string) (s sessio
 	if ref, err = repo.Parse(what, cwd); err != nil {
 		return s, repo.Ref{}, notRepoError{err}
 	}
-	s, err = m.ByRepo(ctx, ref.Key)
+	s, err = ops.FindSession.On(ctx, h, ops.FindRequest{Name: ref.Key})
 	return s, ref, err
 }
 
 // findSession finds a session by name, id, repository or the path of a local clone.
-func findSession(ctx context.Context, m *session.Manager, what string) (session.Session, error) {
-	s, err := m.Find(ctx, what)
+func findSession(ctx context.Context, h ops.Host, what string) (session.View, error) {
+	s, err := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
 	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
-		if at, _, aerr := resolveRepo(ctx, m, what); aerr == nil {
+		if at, _, aerr := resolveRepo(ctx, h, what); aerr == nil {
 			return at, nil
 		}
 	}
@@ -261,31 +260,6 @@ func branchOf(what string) string {
 	}
 	_, branch, _ := strings.Cut(what, "@")
 	return branch
-}
-
-// unused names the given options that have no effect on an existing session.
-func (a *app) unused(s session.Session, o openOptions, r session.Request) {
-	var names []string
-	for _, f := range []struct {
-		set  bool
-		name string
-	}{
-		{r.Repo.Branch != "" && r.Repo.Branch != s.Spec.Repo.Branch, "@" + r.Repo.Branch},
-		{o.profile != "" && o.profile != s.Spec.Profile, "--profile"},
-		{r.Image != "" && r.Image != s.Spec.Image && !strings.HasPrefix(s.Spec.Image, r.Image+"#"), "--image"},
-		{o.network != "" && policy.Mode(o.network) != s.Spec.NetworkMode, "--network"},
-		{o.resources.CPUs != 0 && o.resources.CPUs != s.Spec.Resources.CPUs, "--cpus"},
-		{o.resources.Memory != 0 && o.resources.Memory != s.Spec.Resources.Memory, "--memory"},
-		{o.resources.Disk != 0 && o.resources.Disk != s.Spec.Resources.Disk, "--disk"},
-		{o.withChanges && !s.Spec.WithChanges, "--with-changes"},
-	} {
-		if f.set {
-			names = append(names, f.name)
-		}
-	}
-	if len(names) > 0 {
-		a.con.Say("session %s already exists; these options have no effect: %s", s.Name, strings.Join(names, ", "))
-	}
 }
 
 // preflight reports immediately what would otherwise fail a minute later.
@@ -304,55 +278,68 @@ func (a *app) preflight(ctx context.Context) error {
 }
 
 // show creates or updates the session's local tmux session, and records its tmux socket.
-func (a *app) show(ctx context.Context, m *session.Manager, s session.Session) error {
-	t := tmux.Client{}
-	err := t.New(ctx, tmux.Session{
-		Name: tmux.SlugName(s.Repo, s.ID), Key: s.ID,
-		Command: []string{m.Self, "attach-session", s.ID},
-		Destroy: []string{m.Self, "destroy", "--confirm", s.ID},
-	})
+func (a *app) show(ctx context.Context, h ops.Host, s session.View) error {
+	self, err := self()
 	if err != nil {
+		return err
+	}
+	contexts, err := a.contexts()
+	if err != nil {
+		return err
+	}
+	host := a.hostName(contexts) // the current context may change while the session is shown
+	t := tmux.Client{}
+	err = t.New(ctx, tmux.Session{
+		Name: tmux.SlugName(s.Repo, s.ID), Key: s.ID,
+		Command: []string{self, "--host", host, "attach-session", s.ID},
+		Destroy: []string{self, "--host", host, "destroy", "--confirm", s.ID},
+	})
+	if _, here := h.(ops.Engine); err != nil || !here { // only a host's own keepers push its status
 		return err
 	}
 	socket, err := t.SocketPath(ctx)
 	if err != nil {
 		return err
 	}
-	return m.SetTmuxSocket(ctx, s, socket)
+	m, v, err := a.local(ctx, h, s)
+	if err != nil {
+		return err
+	}
+	return m.SetTmuxSocket(ctx, v, socket)
 }
 
 // attach switches to the session's local tmux session. Inside tmux, it switches the client.
 // Outside, this process becomes tmux, unless the session is not ready yet. In that case
 // tmux runs as a child, so that a user who leaves can be informed that the work continues.
-func (a *app) attach(ctx context.Context, m *session.Manager, s session.Session, client string) error {
-	if err := a.show(ctx, m, s); err != nil {
+func (a *app) attach(ctx context.Context, h ops.Host, s session.View, client string) error {
+	if err := a.show(ctx, h, s); err != nil {
 		return err
 	}
 	t := tmux.Client{}
 	// A user who leaves a session has seen everything in it up to now.
 	if from, err := t.Current(ctx, client); err == nil && from != "" && from != s.ID {
-		if left, err := m.Get(ctx, from); err == nil {
-			a.markVisited(ctx, m, left)
+		if left, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: from}); err == nil {
+			markVisited(ctx, h, left)
 		}
 	}
-	note := a.deniedNote(ctx, m, s)
-	a.markVisited(ctx, m, s)
-	a.pushStatus(ctx, m)
+	note := a.deniedNote(ctx, h, s)
+	markVisited(ctx, h, s)
+	a.pushStatus(ctx, h)
 	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.Repo, s.ID), note)
 	if err != nil || argv == nil {
 		return err
 	}
-	if s.Phase == session.Ready {
+	if s.State == session.Ready {
 		return syscall.Exec(argv[0], argv, os.Environ())
 	}
 	if err := runJob(ctx, argv); err != nil {
 		return err
 	}
-	s, err = m.Get(context.WithoutCancel(ctx), s.ID) // even if ctx was canceled
+	s, err = ops.GetSession.On(context.WithoutCancel(ctx), h, ops.SessionPath{ID: s.ID}) // even if ctx was canceled
 	if err != nil {
 		return err
 	}
-	switch s.Phase {
+	switch s.State {
 	case session.Creating, session.Starting, session.Stopping:
 		if s.Desired == session.Ready {
 			return detachedError(s)
@@ -392,24 +379,25 @@ func runJob(ctx context.Context, argv []string) error {
 
 // markVisited records that the user has visited the session. A failure to record it must not
 // prevent attaching.
-func (a *app) markVisited(ctx context.Context, m *session.Manager, s session.Session) {
-	if err := m.MarkVisited(ctx, s); err != nil {
+func markVisited(ctx context.Context, h ops.Host, s session.View) {
+	if _, err := ops.VisitSession.On(ctx, h, ops.SessionPath{ID: s.ID}); err != nil {
 		slog.WarnContext(ctx, "failed to record visit", "session", s.Name, "error", err)
 	}
 }
 
 // deniedNote reports how many names were denied since the user's last visit. It does not
 // show the names, because the guest chooses them. An error must not prevent attaching.
-func (a *app) deniedNote(ctx context.Context, m *session.Manager, s session.Session) string {
-	denials, err := m.DeniedSince(ctx, s, s.Status.Attached)
+func (a *app) deniedNote(ctx context.Context, h ops.Host, s session.View) string {
+	found, err := ops.ListDenials.On(ctx, h, ops.DenialQuery{SessionPath: ops.SessionPath{ID: s.ID}, Since: s.VisitedAt})
 	if err != nil {
 		slog.WarnContext(ctx, "failed to read denied names", "error", err)
 	}
-	if len(denials) == 0 {
+	n := len(found.Denials)
+	if n == 0 {
 		return ""
 	}
 	note := "1 name was denied"
-	if n := len(denials); n > 1 {
+	if n > 1 {
 		note = fmt.Sprintf("%d names were denied", n)
 	}
 	note += "; to see and allow them: agent-sessionizer net denied " + s.Name

@@ -19,6 +19,7 @@ import (
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
@@ -27,6 +28,9 @@ import (
 
 // runPick lets the user choose what to open.
 func runPick(ctx context.Context, a *app, o openOptions) error {
+	if to, err := a.context(); err != nil || to.URL != "" {
+		return errors.Join(err, fail.New(fail.Usage, "the picker shows only this host, but %s is chosen", to.URL).WithHint("agent-sessionizer list"))
+	}
 	if !interactive() {
 		return fail.New(fail.Usage, "open picker: no terminal").WithHint("agent-sessionizer list --json")
 	}
@@ -195,21 +199,25 @@ func openPicked(ctx context.Context, a *app, targets []picker.Target) (say strin
 }
 
 func stopPicked(ctx context.Context, a *app, targets []picker.Target) error {
-	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
-		_, err := m.SetDesired(ctx, s, session.Stopped)
+	return a.eachSession(ctx, targets, func(h ops.Host, s session.View) error {
+		_, err := ops.StopSession.On(ctx, h, ops.SessionPath{ID: s.ID})
 		return err
 	})
 }
 
 // destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app, targets []picker.Target) error {
-	return a.eachSession(ctx, targets, func(m *session.Manager, s session.Session) error {
+	return a.eachSession(ctx, targets, func(h ops.Host, s session.View) error {
 		a.con.Say("looking for unsaved work in %s", s.Name)
-		ok, err := answered(termtext.Line(destroyQuestion(s, a.unsavedWork(ctx, m, s))) + " [y/N] ")
+		lost, err := ops.GetUnsaved.On(ctx, h, ops.SessionPath{ID: s.ID})
+		if err != nil {
+			return err
+		}
+		ok, err := answered(termtext.Line(destroyQuestion(s, lost)) + " [y/N] ")
 		if err != nil || !ok {
 			return err // the session stays
 		}
-		if _, err = m.SetDesired(ctx, s, session.Gone); err != nil {
+		if _, err = ops.DestroySession.On(ctx, h, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: s.ID}, Force: true}); err != nil {
 			a.con.Fail(err)
 			_, err = answered("Press Enter to go back. ")
 		}
@@ -239,7 +247,7 @@ func answered(question string) (yes bool, err error) {
 }
 
 func copyPicked(ctx context.Context, a *app, targets []picker.Target) (say string, err error) {
-	err = a.eachSession(ctx, targets, func(_ *session.Manager, s session.Session) error {
+	err = a.eachSession(ctx, targets, func(_ ops.Host, s session.View) error {
 		command := "agent-sessionizer ssh " + s.Name
 		say = picker.Say("copied: " + command)
 		if os.Getenv("TMUX") != "" {
@@ -262,8 +270,8 @@ func terminalClipboard(text string) error {
 }
 
 // eachSession calls f for each target that is a session.
-func (a *app) eachSession(ctx context.Context, targets []picker.Target, f func(*session.Manager, session.Session) error) error {
-	m, err := a.manager(ctx)
+func (a *app) eachSession(ctx context.Context, targets []picker.Target, f func(ops.Host, session.View) error) error {
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
@@ -271,9 +279,9 @@ func (a *app) eachSession(ctx context.Context, targets []picker.Target, f func(*
 		if t.Session == "" {
 			continue
 		}
-		s, err := m.Get(ctx, t.Session)
+		s, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: t.Session})
 		if err == nil {
-			err = f(m, s)
+			err = f(h, s)
 		}
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -42,7 +43,7 @@ type publishedPort struct {
 }
 
 func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []string) error {
-	m, s, err := a.named(ctx, what)
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
@@ -57,19 +58,25 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 	switch {
 	case o.close:
 		if len(ports) == 0 {
-			for _, p := range s.Status.Ports {
+			for _, p := range s.Ports {
 				ports = append(ports, p.Guest)
 			}
 		}
-		s, err = m.Unpublish(ctx, s, ports...)
+		for _, port := range ports {
+			if s, err = ops.UnpublishPort.On(ctx, h, ops.PortRequest{SessionPath: ops.SessionPath{ID: s.ID}, Port: port}); err != nil {
+				return err
+			}
+		}
 	case len(ports) > 0:
-		s, err = m.Publish(ctx, s, ports...)
+		r := ops.PortsRequest{SessionPath: ops.SessionPath{ID: s.ID}}
+		r.Body.Ports = ports
+		s, err = ops.PublishPorts.On(ctx, h, r)
 	}
 	if err != nil {
 		return err
 	}
 	list := []publishedPort{}
-	for _, p := range s.Status.Ports {
+	for _, p := range s.Ports {
 		list = append(list, publishedPort{PublishedPort: p})
 		if p.Host != 0 {
 			list[len(list)-1].URL = p.URL(s.Name)
@@ -89,7 +96,7 @@ func runPorts(ctx context.Context, a *app, o portsOptions, what string, args []s
 		switch {
 		case p.Error != "":
 			note = "  " + p.Error
-		case s.Phase != session.Ready:
+		case s.State != session.Ready:
 			note = "  (when the session runs)"
 		}
 		a.printf("%d  %s%s\n", p.Guest, p.URL, note)

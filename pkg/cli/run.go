@@ -11,6 +11,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/attach"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
@@ -18,25 +19,21 @@ import (
 
 // running finds a session and ensures that it accepts logins. It waits for a session that
 // is being created or started, but does not start a stopped one without the user's request.
-func (a *app) running(ctx context.Context, what string) (*session.Manager, session.Session, error) {
-	m, err := a.manager(ctx)
-	if err != nil {
-		return nil, session.Session{}, err
-	}
-	s, err := findSession(ctx, m, what)
+func (a *app) running(ctx context.Context, what string) (ops.Host, session.View, error) {
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return nil, s, err
 	}
 	switch {
-	case s.Phase == session.Ready:
-	case s.Desired == session.Ready && (s.Phase == session.Creating || s.Phase == session.Starting):
-		s, err = a.follow(ctx, m, s, session.Ready)
-	case s.Phase == session.Broken && s.Status.Endpoint.Addr != "":
-		a.con.Say("%s", s.Name+" is broken: "+s.ErrorMessage)
+	case s.State == session.Ready:
+	case s.Desired == session.Ready && (s.State == session.Creating || s.State == session.Starting):
+		s, err = a.follow(ctx, h, s, session.Ready)
+	case s.State == session.Broken && s.Reachable:
+		a.con.Say("%s", s.Name+" is broken: "+s.Message())
 	default:
-		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.State).WithHint("agent-sessionizer start %s", s.Name)
 	}
-	return m, s, err
+	return h, s, err
 }
 
 func newExecCmd(a *app) *cobra.Command {
@@ -65,11 +62,11 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 	if len(command) == 0 {
 		return fail.New(fail.Usage, "no command given").WithHint("agent-sessionizer exec --help")
 	}
-	m, s, err := a.running(ctx, what)
+	h, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
 	}
-	conn, err := m.Dial(ctx, s)
+	conn, err := h.Dial(ctx, s.ID, true)
 	if err != nil {
 		return err
 	}
@@ -80,11 +77,11 @@ func runExec(ctx context.Context, a *app, what string, command []string) error {
 
 // inRepo returns a shell command line that runs line in the repository's directory. The
 // login shell reads the session's secrets.
-func inRepo(s session.Session, line string) string {
-	if s.Status.Dir == "" {
+func inRepo(s session.View, line string) string {
+	if s.Dir == "" {
 		return line
 	}
-	return "cd " + ssh.Quote(s.Status.Dir) + " && " + line
+	return "cd " + ssh.Quote(s.Dir) + " && " + line
 }
 
 // remote turns the exit status of a guest's command into this program's.
@@ -116,11 +113,11 @@ automatically. With a command, it does the same as "exec".`,
 			if !interactive() {
 				return fail.New(fail.Usage, "open shell: no terminal").WithHint("agent-sessionizer exec %s -- COMMAND", args[0])
 			}
-			m, s, err := a.running(ctx, args[0])
+			h, s, err := a.running(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			return a.terminal(ctx, m, s, inRepo(s, `exec "$SHELL" -l`))
+			return a.terminal(ctx, h, s, inRepo(s, `exec "$SHELL" -l`))
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
@@ -129,15 +126,9 @@ automatically. With a command, it does the same as "exec".`,
 
 // terminal runs a guest command on the user's terminal. It reconnects after the connection
 // was lost, even if the VM was stopped and started in the meantime.
-func (a *app) terminal(ctx context.Context, m *session.Manager, s session.Session, command string) error {
+func (a *app) terminal(ctx context.Context, h ops.Host, s session.View, command string) error {
 	code, err := attach.Run(ctx, attach.Options{
-		Dial: func(ctx context.Context) (*ssh.Client, error) {
-			s, err := m.Get(ctx, s.ID)
-			if err != nil {
-				return nil, err
-			}
-			return m.DialOwn(ctx, s) // a terminal must outlive the keeper, so it does not use the relay
-		},
+		Dial:    func(ctx context.Context) (*ssh.Client, error) { return h.Dial(ctx, s.ID, false) }, // a terminal must outlive the keeper
 		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
 		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),
 	})
@@ -178,35 +169,41 @@ of SendEnv from all blocks.`,
 type sshConfigOptions struct{ json, forwards bool }
 
 func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []string) error {
-	m, err := a.manager(ctx)
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
-	var sessions []session.Session
+	var sessions []session.View
 	for _, name := range names {
-		s, err := findSession(ctx, m, name)
+		s, err := findSession(ctx, h, name)
 		if err != nil {
 			return err
 		}
 		sessions = append(sessions, s)
 	}
 	if len(names) == 0 {
-		if sessions, err = m.List(ctx); err != nil {
-			return err
-		}
-	}
-	hosts := []session.SSHHost{}
-	for _, s := range sessions {
-		if s.Status.Endpoint.Addr == "" {
-			a.con.Say("%s", s.Name+" has no running VM")
-			continue
-		}
-		h, err := m.SSHConfig(s)
+		list, err := ops.ListSessions.On(ctx, h, struct{}{})
 		if err != nil {
 			return err
 		}
-		h.Forwards = o.forwards
-		hosts = append(hosts, h)
+		sessions = list.Sessions
+	}
+	hosts := []session.SSHHost{}
+	for _, s := range sessions {
+		if !s.Reachable {
+			a.con.Say("%s", s.Name+" has no running VM")
+			continue
+		}
+		m, row, err := a.local(ctx, h, s)
+		if err != nil {
+			return err
+		}
+		block, err := m.SSHConfig(row)
+		if err != nil {
+			return err
+		}
+		block.Forwards = o.forwards
+		hosts = append(hosts, block)
 	}
 	if o.json {
 		return a.con.JSON(hosts)
@@ -240,11 +237,11 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 	if fromGuest == toGuest {
 		return fail.New(fail.Usage, "exactly one of SOURCE and DESTINATION must be SESSION:PATH").WithHint("agent-sessionizer cp --help")
 	}
-	m, s, err := a.running(ctx, fromSession+toSession)
+	h, s, err := a.running(ctx, fromSession+toSession)
 	if err != nil {
 		return err
 	}
-	conn, err := m.DialOwn(ctx, s) // bulk data must not pass through the keeper
+	conn, err := h.Dial(ctx, s.ID, false) // bulk data must not pass through the keeper
 	if err != nil {
 		return err
 	}
@@ -254,9 +251,9 @@ func runCp(ctx context.Context, a *app, from, to string) error {
 		case p == "~", strings.HasPrefix(p, "~/"):
 			return p // conn resolves it
 		case strings.HasPrefix(p, "/"):
-			return s.Status.Root + p
+			return s.Root + p
 		}
-		return s.Status.Dir + "/" + p
+		return s.Dir + "/" + p
 	}
 	progress, done := a.transfer()
 	defer done()

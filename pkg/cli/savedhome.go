@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 )
 
 func newHomeCmd(a *app) *cobra.Command {
@@ -58,7 +59,7 @@ func runHomeList(ctx context.Context, a *app, asJSON bool) error {
 	}
 	header, rows := []string{"REPO", "SIZE", "AGE", "SESSION"}, [][]string{}
 	for _, k := range all {
-		rows = append(rows, []string{k.RepoKey, fmt.Sprint(config.Size(k.Size)), ago(k.SavedAt), k.Session})
+		rows = append(rows, []string{k.RepoKey, fmt.Sprint(config.Size(k.Size)), console.Ago(k.SavedAt), k.Session})
 	}
 	a.con.Table(header, rows)
 	return nil

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -10,8 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -49,8 +52,22 @@ it ends or is killed, and commands work with and without it. docs/api.md and
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, o) },
 	}
 	o.flags(cmd)
-	cmd.AddCommand(newServeTokenCmd(a), newServeUnitCmd(a))
+	cmd.AddCommand(newServeTokenCmd(a), newServeUnitCmd(a), newServeConnectCmd(a))
 	return cmd
+}
+
+// newServeConnectCmd returns the command that another host runs here over SSH.
+func newServeConnectCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "connect", Short: "Connect standard input and output to serve", Hidden: true, Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := a.settings()
+			if err != nil {
+				return err
+			}
+			return client.Connect(cmd.Context(), server.Socket(cfg.Paths.State), os.Stdin, a.con.Out)
+		},
+	}
 }
 
 func runServe(ctx context.Context, a *app, o serveOptions) error {
@@ -62,8 +79,13 @@ func runServe(ctx context.Context, a *app, o serveOptions) error {
 	settings := m.Config.Log
 	log, stop := a.ownLog(ctx, serveLog(m.Config), settings, console.Format(settings.Format))
 	defer stop()
+	engine, err := a.engine(m)
+	if err != nil {
+		return err
+	}
+	engine.Log = log
 	s, err := server.New(server.Options{
-		Tasks: &task.Manager{Sessions: m}, Log: log, Version: version,
+		Engine: engine, Log: log, Version: version,
 		Agentic: o.agentic, Listen: o.listen, Expose: o.expose, CertFile: o.certFile, KeyFile: o.keyFile,
 	})
 	if err != nil {
@@ -140,14 +162,14 @@ a profile, with its secrets, only if --profile lists it.`,
 			if err != nil {
 				return err
 			}
-			token, err := all.Add(args[0], server.Scope(scope), may)
+			token, err := all.Add(args[0], ops.Scope(scope), may)
 			if err != nil {
 				return err
 			}
 			a.tokenChanged(cmd.Context(), audit.TokenAdded, args[0], map[string]any{"scope": scope, "repositories": may.Repositories, "profiles": may.Profiles})
 			a.printf("%s\n", token)
 			a.con.Say("token %s is shown only once", args[0])
-			if server.Scope(scope) == server.Submit && len(may.Repositories) == 0 {
+			if ops.Scope(scope) == ops.Submit && len(may.Repositories) == 0 {
 				a.con.Say("token %s may not submit tasks for any repository; create one with --repo OWNER/REPO to allow some", args[0])
 			}
 			return nil
@@ -178,15 +200,15 @@ func newServeTokenListCmd(a *app) *cobra.Command {
 				return err
 			}
 			type row struct {
-				Name      string       `json:"name"`
-				Scope     server.Scope `json:"scope"`
-				CreatedAt time.Time    `json:"created_at"`
+				Name      string    `json:"name"`
+				Scope     ops.Scope `json:"scope"`
+				CreatedAt time.Time `json:"created_at"`
 				task.Permission
 			}
 			rows, cells := []row{}, [][]string{}
 			for _, t := range all {
 				rows = append(rows, row{t.Name, t.Scope, t.CreatedAt, t.Permission})
-				cells = append(cells, []string{t.Name, string(t.Scope), ago(t.CreatedAt), strings.Join(t.Repositories, " "), strings.Join(t.Profiles, " ")})
+				cells = append(cells, []string{t.Name, string(t.Scope), console.Ago(t.CreatedAt), strings.Join(t.Repositories, " "), strings.Join(t.Profiles, " ")})
 			}
 			switch {
 			case asJSON:

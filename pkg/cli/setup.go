@@ -2,19 +2,17 @@ package cli
 
 import (
 	"context"
-	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
@@ -60,12 +58,12 @@ func newSecretsCmd(a *app) *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List the names and references that a session would get", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer secrets list --repo owner/repo --profile work`,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, false) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, ops.ListSecrets) },
 	}
 	check := &cobra.Command{
 		Use: "check", Short: "Resolve every reference and discard the values", Args: usage(cobra.NoArgs),
 		Example: `  agent-sessionizer secrets check`,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, true) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runSecrets(cmd.Context(), a, o, ops.CheckSecrets) },
 	}
 	for _, c := range []*cobra.Command{list, check} {
 		o.flags(c, "print a JSON array")
@@ -74,55 +72,20 @@ func newSecretsCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// secretView is a secret's reference and, after a check, its result.
-type secretView struct {
-	Name      string `json:"name"`
-	Reference string `json:"reference"`
-	OK        *bool  `json:"ok,omitempty"`
-	Error     string `json:"error,omitempty"`
-	Warning   string `json:"warning,omitempty"`
-	Hint      string `json:"hint,omitempty"`
-}
-
-func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) error {
-	cfg, set, err := a.settingsFor(o)
+func runSecrets(ctx context.Context, a *app, o settingsOptions, op ops.Operation[ops.SecretQuery, ops.SecretList]) error {
+	key, err := repoKey(o.repo)
 	if err != nil {
 		return err
 	}
-	if check { // the check is recorded in the audit log
-		if err := cfg.Paths.Make(); err != nil {
-			return err
-		}
-	}
-	self, err := self()
+	h, err := a.quietHost(ctx)
 	if err != nil {
 		return err
 	}
-	views := []secretView{}
-	var bad error
-	for _, name := range slices.Sorted(maps.Keys(set.Secrets)) {
-		v := secretView{Name: name, Reference: set.Secrets[name]}
-		ref, err := secret.ParseRef(name, v.Reference)
-		if err == nil && check {
-			var values map[string]secret.Value
-			values, err = secret.ResolveInChild(ctx, self, []secret.Ref{ref})
-			a.redact.Add(slices.Collect(maps.Values(values))...)
-			a.auditTo(cfg)(ctx, audit.Record{
-				Type: audit.SecretAccessed, Actor: actor(), Resource: "secret:" + name, Outcome: audit.OutcomeOf(err),
-				Details: map[string]any{"for": "secrets check"},
-			})
-			v.Warning = strings.Join(secret.Warnings([]secret.Ref{ref}), "; ")
-		}
-		if err != nil {
-			v.Error, v.Hint = err.Error(), fail.HintOf(err)
-			bad = err
-		}
-		if check || err != nil {
-			ok := err == nil
-			v.OK = &ok
-		}
-		views = append(views, v)
+	list, err := op.On(ctx, h, ops.SecretQuery{Repo: string(key), Profile: o.profile})
+	if err != nil {
+		return err
 	}
+	views := list.Secrets
 	if o.json {
 		if err := a.con.JSON(views); err != nil {
 			return err
@@ -146,10 +109,10 @@ func runSecrets(ctx context.Context, a *app, o settingsOptions, check bool) erro
 			}
 		}
 	}
-	if bad != nil {
-		e := fail.New(fail.Secret, "some secrets could not be resolved")
-		e.Hint = fail.HintOf(bad)
-		return e
+	for _, v := range slices.Backward(views) {
+		if v.Error != "" {
+			return fail.New(fail.Secret, "some secrets could not be resolved").WithHint("%s", v.Hint)
+		}
 	}
 	return nil
 }

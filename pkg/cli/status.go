@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/notify"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
@@ -29,25 +30,25 @@ type summary struct {
 	Waiting []string `json:"waiting"` // sessions with blocked agents, the longest waiting first
 }
 
-func summarise(all []session.Session) summary {
+func summarise(all []session.View) summary {
 	sum := summary{Waiting: []string{}}
 	for _, s := range queue(all) {
-		if s.Status.Attention.State == guestproto.AgentBlocked {
+		if s.Attention.State == guestproto.AgentBlocked {
 			sum.Waiting = append(sum.Waiting, s.DisplayName())
 		}
 	}
 	for _, s := range all {
 		switch {
-		case s.Phase == session.Broken:
+		case s.State == session.Broken:
 			sum.Error++
-		case s.Phase != session.Ready:
-		case s.Status.Attention == nil:
+		case s.State != session.Ready:
+		case s.Attention == nil:
 			sum.Ready++
-		case s.Status.Attention.State == guestproto.AgentBlocked:
+		case s.Attention.State == guestproto.AgentBlocked:
 			sum.Blocked++
-		case s.Status.Attention.State == guestproto.AgentError:
+		case s.Attention.State == guestproto.AgentError:
 			sum.Error++
-		case s.Status.Attention.State == guestproto.AgentWorking:
+		case s.Attention.State == guestproto.AgentWorking:
 			sum.Working++
 		case s.NeedsAttention():
 			sum.Done++
@@ -59,15 +60,15 @@ func summarise(all []session.Session) summary {
 }
 
 // queue returns the sessions that need attention, in the order to visit them.
-func queue(all []session.Session) []session.Session {
-	var waiting []session.Session
+func queue(all []session.View) []session.View {
+	var waiting []session.View
 	for _, s := range all {
 		if s.NeedsAttention() {
 			waiting = append(waiting, s)
 		}
 	}
-	slices.SortStableFunc(waiting, func(a, b session.Session) int {
-		x, y := a.Status.Attention, b.Status.Attention
+	slices.SortStableFunc(waiting, func(a, b session.View) int {
+		x, y := a.Attention, b.Attention
 		return cmp.Or(x.State.Urgency()-y.State.Urgency(), x.Since.Compare(y.Since))
 	})
 	return waiting
@@ -137,11 +138,11 @@ Every change is also pushed to tmux. To see it in your status line, add to tmux.
 }
 
 func runStatus(ctx context.Context, a *app, o statusOptions) error {
-	m, err := a.plainManager(ctx)
+	h, err := a.quietHost(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := m.Interactive(ctx)
+	all, err := interactiveSessions(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -161,11 +162,17 @@ func runStatus(ctx context.Context, a *app, o statusOptions) error {
 	return nil
 }
 
+// interactiveSessions returns the sessions that people work in, not those of tasks.
+func interactiveSessions(ctx context.Context, h ops.Host) ([]session.View, error) {
+	list, err := ops.ListSessions.On(ctx, h, struct{}{})
+	return slices.DeleteFunc(list.Sessions, func(s session.View) bool { return s.Task != "" }), err
+}
+
 // pushStatus updates the status line of every tmux server that shows a session to the state
 // in the store.
-func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
+func (a *app) pushStatus(ctx context.Context, h ops.Host) {
 	for range 3 { // another keeper may push what it read before our change
-		all, err := m.Interactive(ctx)
+		all, err := interactiveSessions(ctx, h)
 		if err != nil {
 			slog.WarnContext(ctx, "failed to push status", "error", err)
 			return
@@ -173,8 +180,8 @@ func (a *app) pushStatus(ctx context.Context, m *session.Manager) {
 		text := summarise(all).text(tmuxStyle)
 		var sockets []string
 		for _, s := range all {
-			if s.Status.Tmux != "" && !slices.Contains(sockets, s.Status.Tmux) {
-				sockets = append(sockets, s.Status.Tmux)
+			if s.Tmux != "" && !slices.Contains(sockets, s.Tmux) {
+				sockets = append(sockets, s.Tmux)
 			}
 		}
 		changed := false
@@ -241,14 +248,14 @@ has waited longest. If you are in one of these sessions already, jump to the nex
 }
 
 // next returns the session to visit after the current one, or the reason why there is none.
-func next(all []session.Session, current string) (s session.Session, none string) {
+func next(all []session.View, current string) (s session.View, none string) {
 	waiting := queue(all)
-	i := slices.IndexFunc(waiting, func(s session.Session) bool { return s.ID == current })
+	i := slices.IndexFunc(waiting, func(s session.View) bool { return s.ID == current })
 	switch {
 	case len(waiting) == 0:
-		return session.Session{}, "no agent is waiting for you"
+		return session.View{}, "no agent is waiting for you"
 	case i >= 0 && len(waiting) == 1:
-		return session.Session{}, "no other agent is waiting for you"
+		return session.View{}, "no other agent is waiting for you"
 	}
 	return waiting[(i+1)%len(waiting)], ""
 }
@@ -260,10 +267,10 @@ func newLastCmd(a *app) *cobra.Command {
 		Example: `  agent-sessionizer last`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.goTo(cmd.Context(), client, func(all []session.Session, current string) (session.Session, string) {
-				var last session.Session
+			return a.goTo(cmd.Context(), client, func(all []session.View, current string) (session.View, string) {
+				var last session.View
 				for _, s := range all {
-					if s.ID != current && s.Phase == session.Ready && s.Status.Attached.After(last.Status.Attached) {
+					if s.ID != current && s.State == session.Ready && s.VisitedAt.After(last.VisitedAt) {
 						last = s
 					}
 				}
@@ -288,15 +295,15 @@ func addClient(cmd *cobra.Command, client *string) {
 
 // goTo attaches to the session that pick chooses, given the one that is shown now. If there
 // is none, it shows the reason.
-func (a *app) goTo(ctx context.Context, client string, pick func(all []session.Session, current string) (s session.Session, none string)) error {
+func (a *app) goTo(ctx context.Context, client string, pick func(all []session.View, current string) (s session.View, none string)) error {
 	if client == "" && !interactive() {
 		return fail.New(fail.Usage, "switch session: no terminal").WithHint("agent-sessionizer status --json")
 	}
-	m, err := a.manager(ctx)
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := m.Interactive(ctx)
+	all, err := interactiveSessions(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -306,7 +313,7 @@ func (a *app) goTo(ctx context.Context, client string, pick func(all []session.S
 	}
 	s, none := pick(all, current)
 	if none == "" {
-		return a.attach(ctx, m, s, client)
+		return a.attach(ctx, h, s, client)
 	}
 	if client == "" {
 		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")

@@ -9,20 +9,18 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 func TestSummary(t *testing.T) {
 	now := time.Now()
-	s := func(repo string, phase session.Phase, state guestproto.AgentState, since, visited time.Duration) session.Session {
-		s := session.Session{Session: store.Session{ID: repo, Repo: repo, RepoKey: "github.com/" + repo}, Phase: phase}
-		s.Status.Attached = now.Add(-visited)
+	s := func(repo string, phase session.Phase, state guestproto.AgentState, since, visited time.Duration) session.View {
+		s := session.View{ID: repo, Repo: repo, RepoKey: "github.com/" + repo, State: phase, VisitedAt: now.Add(-visited)}
 		if state != "" {
-			s.Status.Attention = &session.Attention{State: state, Since: now.Add(-since)}
+			s.Attention = &session.Attention{State: state, Since: now.Add(-since)}
 		}
 		return s
 	}
-	all := []session.Session{
+	all := []session.View{
 		s("o/old-done", session.Ready, guestproto.AgentDone, time.Hour, time.Minute), // visited since
 		s("o/done", session.Ready, guestproto.AgentDone, time.Minute, time.Hour),
 		s("o/late", session.Ready, guestproto.AgentBlocked, time.Minute, 0),
@@ -56,23 +54,21 @@ func TestSummary(t *testing.T) {
 // TestNext checks, among others, that a user in the only waiting session learns that no
 // other agent waits.
 func TestNext(t *testing.T) {
-	s := func(id string, state guestproto.AgentState) session.Session {
-		s := session.Session{Session: store.Session{ID: id}, Phase: session.Ready}
-		s.Status.Attention = &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}
-		return s
+	s := func(id string, state guestproto.AgentState) session.View {
+		return session.View{ID: id, State: session.Ready, Attention: &session.Attention{State: state, Since: time.Unix(int64(id[0]), 0)}}
 	}
 	a, b, idle := s("a", guestproto.AgentBlocked), s("b", guestproto.AgentBlocked), s("c", guestproto.AgentIdle)
 	for _, c := range []struct {
-		all           []session.Session
+		all           []session.View
 		current       string
 		want, sayNone string
 	}{
-		{[]session.Session{b, a, idle}, "", "a", ""},
-		{[]session.Session{b, a, idle}, "a", "b", ""},
-		{[]session.Session{b, a, idle}, "b", "a", ""},
-		{[]session.Session{a, idle}, "c", "a", ""},
-		{[]session.Session{a, idle}, "a", "", "no other agent is waiting for you"},
-		{[]session.Session{idle}, "c", "", "no agent is waiting for you"},
+		{[]session.View{b, a, idle}, "", "a", ""},
+		{[]session.View{b, a, idle}, "a", "b", ""},
+		{[]session.View{b, a, idle}, "b", "a", ""},
+		{[]session.View{a, idle}, "c", "a", ""},
+		{[]session.View{a, idle}, "a", "", "no other agent is waiting for you"},
+		{[]session.View{idle}, "c", "", "no agent is waiting for you"},
 	} {
 		if got, none := next(c.all, c.current); got.ID != c.want || none != c.sayNone {
 			t.Errorf("next from %q = %q, %q, want %q, %q", c.current, got.ID, none, c.want, c.sayNone)

@@ -12,8 +12,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gc"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // sweepCommand is the hidden command that removes orphans.
@@ -60,7 +61,7 @@ func startSweep(ctx context.Context, m *session.Manager) error {
 		return os.WriteFile(path, nil, 0o600)
 	}
 	// Use the absolute value, because the clock may have been set back.
-	if err != nil || time.Since(st.ModTime()).Abs() < sweepEvery || store.Held(sweepLock(m.Config.Paths)) {
+	if err != nil || time.Since(st.ModTime()).Abs() < sweepEvery || lockfile.Held(sweepLock(m.Config.Paths)) {
 		return err
 	}
 	log, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0o600)
@@ -77,11 +78,11 @@ func runSweep(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	lock, free, err := store.TryLock(sweepLock(cfg.Paths))
+	lock, free, err := lockfile.Try(sweepLock(cfg.Paths))
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // the lock is released with the process at the latest
+	defer lock.Unlock()
 	// Set the time before the work, so that a failing sweep is not repeated by every
 	// command.
 	if err := os.WriteFile(sweepLog(cfg.Paths), nil, 0o600); err != nil {
@@ -93,12 +94,9 @@ func runSweep(ctx context.Context, a *app) error {
 	}
 	log, stop := a.ownLog(ctx, sweepLog(cfg.Paths), cfg.Log, console.FormatJSON)
 	defer stop()
-	p, err := a.prune(ctx, sweepCommand, pruneOptions{}, orphans)
-	if p == nil {
-		return err
-	}
-	for _, l := range p.view.Removed {
-		log.InfoContext(ctx, "orphan removed", "kind", l.Kind, "name", l.Name, "bytes", l.Size, "reason", l.Why)
+	report, err := a.prune(ctx, sweepCommand, pruneOptions{}, gc.Orphans()...)
+	for _, o := range report.Removed {
+		log.InfoContext(ctx, "orphan removed", "kind", o.Kind, "name", o.Name, "bytes", o.Size, "reason", o.Why)
 	}
 	return err
 }

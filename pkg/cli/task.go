@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/user"
 	"strings"
@@ -12,19 +13,11 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
-
-// tasks opens the store, starts missing keepers, and returns a task manager.
-func (a *app) tasks(ctx context.Context) (*task.Manager, error) {
-	m, err := a.manager(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &task.Manager{Sessions: m}, nil
-}
 
 func newTaskCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
@@ -64,30 +57,32 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
   agent-sessionizer task artifacts 4f2a --get files/report.html -o report.html`,
 		Args: usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m, t, err := a.findTask(cmd.Context(), args[0])
+			ctx := cmd.Context()
+			h, t, err := a.findTask(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			if err := m.CheckFiles(t); err != nil {
+			if get != "" {
+				return a.copyArtifact(ctx, h, ops.File{Task: t.ID, Artifact: get}, out)
+			}
+			list, err := ops.ListArtifacts.On(ctx, h, ops.TaskPath{ID: t.ID})
+			if err != nil {
 				return err
 			}
-			if get != "" {
-				return a.copyArtifact(m, t, get, out)
-			}
 			if asJSON {
-				return a.con.JSON(m.Artifacts(t))
+				return a.con.JSON(list.Artifacts)
 			}
 			var rows [][]string
-			for _, art := range m.Artifacts(t) {
+			for _, art := range list.Artifacts {
 				rows = append(rows, []string{art.Name, config.Size(art.Size).String(), art.SHA256})
 			}
 			if len(rows) > 0 {
 				a.con.Table([]string{"NAME", "SIZE", "SHA256"}, rows)
 			}
-			for _, s := range t.Status.Skipped {
+			for _, s := range list.Skipped {
 				a.con.Say("skipped: %s: %s", s.Name, s.Reason)
 			}
-			a.con.Say("%s", string(m.Dir(t.ID)))
+			a.con.Say("%s", taskDir(h, t.ID))
 			return nil
 		},
 	}
@@ -97,8 +92,8 @@ func newTaskArtifactsCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error {
-	f, err := m.OpenArtifact(t, name)
+func (a *app) copyArtifact(ctx context.Context, h ops.Host, file ops.File, out string) error {
+	f, err := h.Read(ctx, file)
 	if err != nil {
 		return err
 	}
@@ -118,31 +113,28 @@ func (a *app) copyArtifact(m *task.Manager, t task.Task, name, out string) error
 	return to.Close()
 }
 
-// newTaskStateCmd completes cmd as a command that records a desired phase for tasks.
-func newTaskStateCmd(a *app, cmd *cobra.Command, desired task.DesiredPhase) *cobra.Command {
+// newTaskStateCmd completes cmd as a command that asks for a phase of tasks. Waiting is over
+// once done returns true.
+func newTaskStateCmd(a *app, cmd *cobra.Command, ask func(ctx context.Context, h ops.Host, at ops.TaskPath) (task.View, error), done func(task.View) bool) *cobra.Command {
 	var wait, asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = usage(cobra.MinimumNArgs(1)), a.completeTasks
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
-		m, err := a.tasks(ctx)
-		if err != nil {
-			return err
-		}
 		views := []task.View{}
 		for _, what := range args {
-			t, err := m.Find(ctx, what)
+			h, t, err := a.findTask(ctx, what)
 			if err == nil {
-				t, err = m.SetDesired(ctx, t, desired, task.Client{Actor: actor()})
+				t, err = ask(ctx, h, ops.TaskPath{ID: t.ID})
 			}
 			if err == nil && wait {
-				t, err = a.waitTask(ctx, m, t, desired)
+				t, err = a.followTask(ctx, h, t, done, true)
 			}
 			if err != nil {
 				return err
 			}
-			views = append(views, t.View())
+			views = append(views, t)
 			if !asJSON {
-				a.con.Say("task %s is %s", t.ID, t.Phase)
+				a.con.Say("task %s is %s", t.ID, t.State)
 			}
 		}
 		if asJSON {
@@ -159,7 +151,10 @@ func newTaskCancelCmd(a *app) *cobra.Command {
 	return newTaskStateCmd(a, &cobra.Command{
 		Use: "cancel TASK…", Short: "Cancel tasks and collect their results so far",
 		Example: `  agent-sessionizer task cancel --wait 4f2a`,
-	}, task.Cancel)
+	}, func(ctx context.Context, h ops.Host, at ops.TaskPath) (task.View, error) {
+		answer, err := ops.CancelTask.On(ctx, h, at)
+		return answer.View, err
+	}, func(t task.View) bool { return t.State.Over() })
 }
 
 func newTaskDestroyCmd(a *app) *cobra.Command {
@@ -168,7 +163,10 @@ func newTaskDestroyCmd(a *app) *cobra.Command {
 		Long: `Remove the VMs of tasks: the kept VM of a failed task, and the VM of a running task, which
 is cancelled. Logs and artifacts stay; prune removes them later.`,
 		Example: `  agent-sessionizer task destroy 4f2a`,
-	}, task.Destroyed)
+	}, func(ctx context.Context, h ops.Host, at ops.TaskPath) (task.View, error) {
+		answer, err := ops.DestroyTask.On(ctx, h, at)
+		return answer.View, err
+	}, func(t task.View) bool { return t.State.Over() && t.State != task.FailedPreserved })
 }
 
 // completeTasks offers the existing tasks.
@@ -192,15 +190,13 @@ func (a *app) completeTasks(cmd *cobra.Command, _ []string, prefix string) ([]st
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
-// taskWorker returns a task manager that can also do the work of a task.
-func (a *app) taskWorker(ctx context.Context, w task.Worker) (*task.Worker, error) {
+// taskWorker returns a worker for tasks.
+func (a *app) taskWorker(ctx context.Context, log *slog.Logger) (*task.Worker, error) {
 	m, err := a.plainManager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	w.Manager = &task.Manager{Sessions: m}
-	w.Mirrors = m.Mirrors()
-	w.Mirrors.Log = w.Log
-	w.Redact = a.redact
-	return &w, nil
+	mirrors := m.Mirrors()
+	mirrors.Log = log
+	return task.NewWorker(&task.Manager{Sessions: m}, mirrors, log, a.redact), nil
 }

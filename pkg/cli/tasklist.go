@@ -11,8 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -48,42 +47,19 @@ func newTaskListCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-func (o taskListOptions) filter() (store.TaskFilter, error) {
-	f := store.TaskFilter{Limit: o.limit}
-	for _, s := range o.state {
-		p := task.Phase(strings.ToUpper(s))
-		if !slices.Contains(task.Phases(), p) {
-			return f, fail.New(fail.Usage, "unknown state %q: must be one of %v", s, task.Phases()).WithHint("agent-sessionizer task list --help")
-		}
-		f.Phases = append(f.Phases, string(p))
-	}
-	if o.label != "" {
-		key, value, ok := strings.Cut(o.label, "=")
-		if !ok || key == "" {
-			return f, fail.New(fail.Usage, "label must be KEY=VALUE, such as team=platform, got %q", o.label).WithHint("agent-sessionizer task list --help")
-		}
-		f.Label = store.Label{Key: key, Value: value}
-	}
-	return f, nil
-}
-
 func runTaskList(ctx context.Context, a *app, o taskListOptions) error {
-	f, err := o.filter()
-	if err != nil {
-		return err
-	}
-	m, err := a.tasks(ctx)
+	h, err := a.host(ctx)
 	if err != nil {
 		return err
 	}
 	show := func() error {
-		all, err := m.List(ctx, f)
+		all, err := o.tasks(ctx, h)
 		if err != nil {
 			return err
 		}
 		if !o.all && o.label == "" && len(o.state) == 0 {
-			all = slices.DeleteFunc(all, func(t task.Task) bool {
-				return task.AtRest(t.Phase) && t.Phase.Over() && time.Since(t.StateChangedAt) > 24*time.Hour
+			all = slices.DeleteFunc(all, func(t task.View) bool {
+				return task.AtRest(t.State) && t.State.Over() && time.Since(t.StateChangedAt) > 24*time.Hour
 			})
 		}
 		return a.showTasks(all, o.json)
@@ -91,24 +67,39 @@ func runTaskList(ctx context.Context, a *app, o taskListOptions) error {
 	if !o.watch {
 		return show()
 	}
-	return a.repaint(ctx, m, show)
+	return a.repaint(ctx, h, show)
 }
 
-func (a *app) showTasks(all []task.Task, asJSON bool) error {
-	if asJSON {
-		views := make([]task.View, 0, len(all))
-		for _, t := range all {
-			views = append(views, t.View())
+// tasks returns the tasks that the flags select, page by page.
+func (o taskListOptions) tasks(ctx context.Context, h ops.Host) (all []task.View, err error) {
+	query := ops.TaskQuery{State: strings.Join(o.state, ","), Label: o.label}
+	for o.limit == 0 || len(all) < o.limit {
+		query.Limit = 500
+		if o.limit > 0 {
+			query.Limit = min(500, o.limit-len(all))
 		}
-		return a.con.JSON(views)
+		page, err := ops.ListTasks.On(ctx, h, query)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Tasks...)
+		if query.After = page.Next; page.Next == "" {
+			break
+		}
+	}
+	return all, nil
+}
+
+func (a *app) showTasks(all []task.View, asJSON bool) error {
+	if asJSON {
+		return a.con.JSON(append([]task.View{}, all...))
 	}
 	if len(all) == 0 {
 		a.con.Say("%s", "no tasks; run one with: agent-sessionizer task run -f FILE")
 		return nil
 	}
 	header, rows := []string{"ID", "STATE", "FOR", "NAME", "SESSION", "AGENT", "ACTIVITY", "COST"}, [][]string{}
-	for _, t := range all {
-		v := t.View()
+	for _, v := range all {
 		does, cost := "", ""
 		switch {
 		case v.Outcome != nil && v.Outcome.Reason != "":
@@ -128,7 +119,7 @@ func (a *app) showTasks(all []task.Task, asJSON bool) error {
 		if v.InSession {
 			in = v.Session
 		}
-		rows = append(rows, []string{t.ID, string(t.Phase), ago(t.StateChangedAt), t.Name, in, cmp.Or(v.Model, v.Agent), does, cost})
+		rows = append(rows, []string{v.ID, string(v.State), console.Ago(v.StateChangedAt), v.Name, in, cmp.Or(v.Model, v.Agent), does, cost})
 	}
 	a.con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOfTask(task.Phase(cell)) }})
 	return nil
@@ -149,7 +140,7 @@ func toneOfTask(p task.Phase) console.Tone {
 
 // repaint clears the screen and calls show every second until ctx ends. It also starts
 // missing keepers and waiting tasks.
-func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) error {
+func (a *app) repaint(ctx context.Context, h ops.Host, show func() error) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -162,7 +153,7 @@ func (a *app) repaint(ctx context.Context, m *task.Manager, show func() error) e
 		case <-ctx.Done():
 			return nil
 		}
-		if err := m.Reconcile(ctx); err != nil && ctx.Err() == nil {
+		if err := tend(ctx, h); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
@@ -175,31 +166,46 @@ func newTaskShowCmd(a *app) *cobra.Command {
 		Example: `  agent-sessionizer task show 4f2a --json | jq .progress`,
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m, t, err := a.findTask(cmd.Context(), args[0])
+			h, t, err := a.findTask(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			if asJSON {
-				return a.con.JSON(t.View())
+				return a.con.JSON(t)
 			}
-			return a.showTask(m, t)
+			return a.showTask(h, t)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func (a *app) findTask(ctx context.Context, what string) (*task.Manager, task.Task, error) {
-	m, err := a.tasks(ctx)
+func (a *app) findTask(ctx context.Context, what string) (ops.Host, task.View, error) {
+	h, err := a.host(ctx)
 	if err != nil {
-		return nil, task.Task{}, err
+		return nil, task.View{}, err
 	}
-	t, err := m.Find(ctx, what)
-	return m, t, err
+	t, err := ops.FindTask.On(ctx, h, ops.FindTaskRequest{Name: what})
+	return h, t, err
 }
 
-func (a *app) showTask(m *task.Manager, t task.Task) error {
-	v := t.View()
+// tend starts missing keepers and waiting tasks of this host. On another host, serve does.
+func tend(ctx context.Context, h ops.Host) error {
+	if e, ok := h.(ops.Engine); ok {
+		return e.Tasks.Reconcile(ctx)
+	}
+	return nil
+}
+
+// taskDir returns where a task's files are.
+func taskDir(h ops.Host, id string) string {
+	if e, ok := h.(ops.Engine); ok {
+		return string(e.Tasks.Dir(id))
+	}
+	return "the directory of task " + id + " on its host"
+}
+
+func (a *app) showTask(h ops.Host, v task.View) error {
 	line := func(key, format string, args ...any) {
 		if text := fmt.Sprintf(format, args...); strings.TrimSpace(text) != "" {
 			a.printf("%-12s %s\n", key, termtext.Line(text))
@@ -207,7 +213,7 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	}
 	line("id", "%s", v.ID)
 	line("name", "%s", v.Name)
-	line("state", "%s for %s", v.State, ago(v.StateChangedAt))
+	line("state", "%s for %s", v.State, console.Ago(v.StateChangedAt))
 	line("repository", "%s", v.Repository)
 	line("agent", "%s %s", v.Agent, v.Model)
 	stays := ""
@@ -216,7 +222,7 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 	}
 	line("session", "%s  %s", v.Session, stays)
 	if v.StartedAt != nil {
-		line("started", "%s ago", ago(*v.StartedAt))
+		line("started", "%s ago", console.Ago(*v.StartedAt))
 	}
 	if p := v.Progress; p != nil {
 		line("progress", "%d tools, %d turns, %d tokens in, %d out, $%.4f  %s", p.ToolCalls, p.Turns, p.InputTokens, p.OutputTokens, p.CostUSD, p.CurrentTool)
@@ -235,7 +241,7 @@ func (a *app) showTask(m *task.Manager, t task.Task) error {
 		line("events", "%d of the agent's events were counted but not stored", v.EventsDropped)
 	}
 	line("artifacts", "%d", v.Artifacts)
-	line("directory", "%s", string(m.Dir(t.ID)))
+	line("directory", "%s", taskDir(h, v.ID))
 	return nil
 }
 

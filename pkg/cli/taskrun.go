@@ -1,13 +1,14 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -16,8 +17,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
@@ -28,90 +31,90 @@ const tailEvery = 200 * time.Millisecond
 
 // runTask shows the events of t until it ends, and returns its outcome as an error with an
 // exit code. Interrupting it stops the display, not the task.
-func (a *app) runTask(ctx context.Context, m *task.Manager, t task.Task, asJSON bool) error {
+func (a *app) runTask(ctx context.Context, h ops.Host, t task.View, asJSON bool) error {
 	a.con.Say("task %s: %s", t.ID, t.Name)
-	raw := t.Manifest.Agent.Kind == manifest.Command && !asJSON
-	var tails sync.WaitGroup
-	tctx, done := context.WithCancel(ctx)
-	defer func() { done(); tails.Wait() }()
-	if raw {
-		d := m.Dir(t.ID)
-		tails.Go(func() { a.tail(tctx, d.Stdout(), a.con.Out) })
-		tails.Go(func() { a.tail(tctx, d.Stderr(), a.con.Err) })
+	var copies sync.WaitGroup
+	if t.Agent == string(manifest.Command) && !asJSON {
+		copies.Go(func() { a.copyOutput(ctx, h, t.ID, "stdout", a.con.Out) })
+		copies.Go(func() { a.copyOutput(ctx, h, t.ID, "stderr", a.con.Err) })
 	}
-	t, err := a.followTask(ctx, m, t, func(cur task.Task) bool { return cur.Phase.Over() }, !asJSON)
+	t, err := a.followTask(ctx, h, t, func(cur task.View) bool { return cur.State.Over() }, !asJSON)
 	if err != nil {
 		return err
 	}
-	done()
-	tails.Wait()
+	copies.Wait()
 	if asJSON {
-		if err := a.con.JSON(t.View()); err != nil {
+		if err := a.con.JSON(t); err != nil {
 			return err
 		}
 	}
-	return a.taskEnd(m, t)
+	return a.taskEnd(h, t)
+}
+
+// copyOutput prints an output of a task until it has ended. An error is in the log only: the
+// task's end is reported in any case.
+func (a *app) copyOutput(ctx context.Context, h ops.Host, id, stream string, w io.Writer) {
+	r, err := h.Read(ctx, ops.File{Task: id, Stream: stream, Follow: true})
+	if err == nil {
+		err = errors.Join(copyClean(w, r), r.Close())
+	}
+	if err != nil && ctx.Err() == nil {
+		slog.WarnContext(ctx, "failed to print output", "task", id, "stream", stream, "error", err)
+	}
 }
 
 // taskEnd prints the end of a task and returns its outcome as an error.
-func (a *app) taskEnd(m *task.Manager, t task.Task) error {
-	dir := string(m.Dir(t.ID))
-	code := t.Status.Outcome.ExitStatus(t.Phase)
+func (a *app) taskEnd(h ops.Host, t task.View) error {
+	dir := taskDir(h, t.ID)
+	code := t.Outcome.ExitStatus(t.State)
 	if code == 0 {
-		a.con.Say("task %s: %s, %d artifacts in %s", t.ID, t.Phase, len(t.Status.Artifacts), dir)
+		a.con.Say("task %s: %s, %d artifacts in %s", t.ID, t.State, t.Artifacts, dir)
 		return nil
 	}
-	why := string(t.Phase)
-	if o := t.Status.Outcome; o != nil && o.Reason != "" {
+	why := string(t.State)
+	if o := t.Outcome; o != nil && o.Reason != "" {
 		why += ": " + o.Reason
 	}
 	err := fail.New(code, "task %s: %s; its logs are in %s", t.ID, why, dir)
 	switch {
-	case t.Phase == task.FailedPreserved:
-		return err.WithHint("agent-sessionizer ssh %s, and then: agent-sessionizer task destroy %s", t.SessionID, t.ID)
-	case t.Status.Outcome != nil && t.Status.Outcome.Hint != "":
-		return err.WithHint("%s", t.Status.Outcome.Hint)
+	case t.State == task.FailedPreserved:
+		return err.WithHint("agent-sessionizer ssh %s, and then: agent-sessionizer task destroy %s", t.Session, t.ID)
+	case t.Outcome != nil && t.Outcome.Hint != "":
+		return err.WithHint("%s", t.Outcome.Hint)
 	}
 	return err.WithHint("agent-sessionizer task logs %s", t.ID)
 }
 
-// waitTask waits until a desired phase has been reached.
-func (a *app) waitTask(ctx context.Context, m *task.Manager, t task.Task, desired task.DesiredPhase) (task.Task, error) {
-	return a.followTask(ctx, m, t, func(cur task.Task) bool {
-		return cur.Phase.Over() && (desired != task.Destroyed || cur.Phase != task.FailedPreserved)
-	}, true)
-}
-
 // followTask shows the steps of a task and of its session until done returns true.
-func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done func(task.Task) bool, talk bool) (task.Task, error) {
+func (a *app) followTask(ctx context.Context, h ops.Host, t task.View, done func(task.View) bool, talk bool) (task.View, error) {
 	view := a.con.Steps()
 	defer view.Close()
-	show := taskPrinter{view: view, talk: talk && t.Manifest.Agent.Kind != manifest.Command}
+	show := taskPrinter{view: view, talk: talk && t.Agent != string(manifest.Command)}
 	tick := time.NewTicker(tailEvery)
 	defer tick.Stop()
 	seq, sessionSeq := store.Oldest, store.Oldest // prune removes old events
-	if t.InSession() {                            // earlier events of the session do not concern the task
-		var err error
-		if _, sessionSeq, err = m.Sessions.Store.EventRange(ctx, t.SessionID); err != nil {
+	if t.InSession {                              // earlier events of the session do not concern the task
+		now, err := ops.GetProgress.On(ctx, h, ops.SessionPath{ID: t.Session})
+		if err != nil {
 			return t, interrupted(ctx, t, err)
 		}
+		sessionSeq = now.Newest
 	}
 	looked := time.Now()
 	for {
-		cur, err := m.Get(ctx, t.ID) // read before the events, so that they include its last one
+		cur, err := ops.GetTask.On(ctx, h, ops.TaskPath{ID: t.ID}) // read before the events, so that they include its last one
 		if err != nil {
 			return t, interrupted(ctx, t, err)
 		}
 		t = cur
-		for id, after := range map[string]*int64{t.ID: &seq, t.SessionID: &sessionSeq} {
-			if id == "" {
+		for of, after := range map[ops.Subject]*int64{ops.Task(t.ID): &seq, ops.Session(t.Session): &sessionSeq} {
+			if of.ID == "" {
 				continue
 			}
-			evs, err := m.Sessions.Store.Events(ctx, id, *after, 1000)
-			if err != nil {
-				return t, interrupted(ctx, t, err)
-			}
-			for _, ev := range evs {
+			for ev, err := range h.Events(ctx, of, *after, false) {
+				if err != nil {
+					return t, interrupted(ctx, t, err)
+				}
 				*after = ev.Seq
 				show.event(ev)
 			}
@@ -121,7 +124,7 @@ func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done
 		}
 		if time.Since(looked) > keeperless {
 			looked = time.Now()
-			if err := m.Reconcile(ctx); err != nil {
+			if err := tend(ctx, h); err != nil {
 				return t, interrupted(ctx, t, err)
 			}
 		}
@@ -133,7 +136,7 @@ func (a *app) followTask(ctx context.Context, m *task.Manager, t task.Task, done
 	}
 }
 
-func interrupted(ctx context.Context, t task.Task, err error) error {
+func interrupted(ctx context.Context, t task.View, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
@@ -150,12 +153,12 @@ type taskPrinter struct {
 func (s taskPrinter) event(ev store.Event) {
 	switch ev.Kind {
 	case task.EventStep: // the session's steps have the same kind
-		var st session.Step
+		var st lifecycle.Step
 		if json.Unmarshal(ev.Data, &st) == nil {
 			s.view.Update(console.Step{Name: st.Name, State: st.State, Detail: st.Detail, Elapsed: st.Elapsed()})
 		}
 	case task.EventWarning:
-		var w session.Warning
+		var w lifecycle.Warning
 		if json.Unmarshal(ev.Data, &w) == nil {
 			s.view.Say("warning: %s", w.Message)
 			if w.Hint != "" {
@@ -192,48 +195,6 @@ func changeLine(c agent.Change) string {
 	return c.Text
 }
 
-// tail copies the lines of a growing file until ctx ends, and then the rest.
-func (a *app) tail(ctx context.Context, path string, w io.Writer) {
-	var at int64
-	for {
-		over := ctx.Err() != nil
-		n, err := copyLines(w, path, at, over)
-		if err != nil || over {
-			return // the reader is gone, or everything was copied
-		}
-		at += n
-		select {
-		case <-time.After(tailEvery):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// copyLines copies the complete lines after offset at. If all is set, it also copies an
-// incomplete last line. It returns the number of bytes read.
-func copyLines(w io.Writer, path string, at int64, all bool) (n int64, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, nil //nolint:nilerr // the file does not exist yet
-	}
-	defer f.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		got, err := f.ReadAt(buf, at+n)
-		end := bytes.LastIndexByte(buf[:got], '\n') + 1
-		if all && errors.Is(err, io.EOF) || end == 0 && got == len(buf) { // the last line, or one that is too long
-			end = got
-		}
-		if end == 0 {
-			return n, nil
-		}
-		if err := copyClean(w, bytes.NewReader(buf[:end])); err != nil {
-			return n, err
-		}
-		n += int64(end)
-	}
-}
-
 type taskLogsOptions struct {
 	follow, json bool
 	of           string
@@ -256,69 +217,60 @@ func newTaskLogsCmd(a *app) *cobra.Command {
 }
 
 func runTaskLogs(ctx context.Context, a *app, o taskLogsOptions, what string) error {
-	m, t, err := a.findTask(ctx, what)
+	h, t, err := a.findTask(ctx, what)
 	if err != nil {
 		return err
 	}
-	d := m.Dir(t.ID)
-	var path string
 	switch o.of {
-	case "stdout":
-		path = d.Stdout()
-	case "stderr":
-		path = d.Stderr()
-	case "keeper":
-		path = d.KeeperLog()
 	case "events":
-		return a.taskEvents(ctx, m, t, o)
+		return a.taskEvents(ctx, h, t, o)
+	case "keeper":
+		return a.keeperLog(ctx, h, t, o)
+	case "stdout", "stderr":
 	default:
 		return fail.New(fail.Usage, "unknown log %q: must be stdout, stderr, events or keeper", o.of)
 	}
-	if err := m.CheckFiles(t); err != nil {
+	r, err := h.Read(ctx, ops.File{Task: t.ID, Stream: o.of, Follow: o.follow})
+	if err != nil {
 		return err
 	}
-	if !o.follow {
-		f, err := os.Open(path)
-		if errors.Is(err, os.ErrNotExist) {
-			a.con.Say("no output yet: task %s is %s", t.ID, t.Phase)
-			return nil
-		}
-		if err != nil {
-			return fail.New(fail.Host, "open log: %w", err)
-		}
-		defer f.Close()
-		return copyClean(a.con.Out, f)
+	defer r.Close()
+	first := bufio.NewReader(r)
+	if _, err := first.Peek(1); err == io.EOF && !o.follow { //nolint:errorlint // Peek's own error
+		a.con.Say("no output yet: task %s is %s", t.ID, t.State)
 	}
-	tctx, stop := context.WithCancel(ctx)
-	var tailing sync.WaitGroup
-	tailing.Go(func() { a.tail(tctx, path, a.con.Out) })
-	defer func() { stop(); tailing.Wait() }()
-	for !t.Phase.Over() {
-		select {
-		case <-time.After(tailEvery):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if t, err = m.Get(ctx, t.ID); err != nil {
-			return err
-		}
+	return copyClean(a.con.Out, first)
+}
+
+// keeperLog prints the log of a task's keeper, which only its host has.
+func (a *app) keeperLog(ctx context.Context, h ops.Host, t task.View, o taskLogsOptions) error {
+	e, ok := h.(ops.Engine)
+	if !ok {
+		return fail.New(fail.Usage, "the keeper's log of task %s is only on its host", t.ID)
 	}
-	return nil
+	if _, err := e.TaskWithFiles(ctx, t.ID); err != nil {
+		return err
+	}
+	over := make(chan struct{})
+	if !o.follow || t.State.Over() {
+		close(over)
+	}
+	path := e.Tasks.Dir(t.ID).KeeperLog()
+	return logfile.Tail(ctx, path, 0, over, func(_ int64, data []byte) error { return copyClean(a.con.Out, bytes.NewReader(data)) })
 }
 
 // taskEvents prints the events of a task.
-func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o taskLogsOptions) error {
+func (a *app) taskEvents(ctx context.Context, h ops.Host, t task.View, o taskLogsOptions) error {
 	seq := store.Oldest // prune removes old events
 	for {
-		cur, err := m.Get(ctx, t.ID)
+		cur, err := ops.GetTask.On(ctx, h, ops.TaskPath{ID: t.ID})
 		if err != nil {
 			return err
 		}
-		evs, err := m.Sessions.Store.Events(ctx, t.ID, seq, 1000)
-		if err != nil {
-			return err
-		}
-		for _, ev := range evs {
+		for ev, err := range h.Events(ctx, ops.Task(t.ID), seq, false) {
+			if err != nil {
+				return err
+			}
 			seq = ev.Seq
 			if o.json {
 				err = a.jsonLine(ev)
@@ -329,11 +281,8 @@ func (a *app) taskEvents(ctx context.Context, m *task.Manager, t task.Task, o ta
 				return err
 			}
 		}
-		if len(evs) == 0 && (!o.follow || cur.Phase.Over()) {
+		if !o.follow || cur.State.Over() {
 			return nil
-		}
-		if len(evs) > 0 {
-			continue
 		}
 		select {
 		case <-time.After(tailEvery):

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -31,40 +32,29 @@ func (o *taskFile) flags(cmd *cobra.Command) {
 	}
 }
 
-// read returns the manifest and its text, and prints its notices.
-func (o *taskFile) read(ctx context.Context, a *app, m *task.Manager) (*manifest.Task, []byte, error) {
+// read returns the request that the flags describe.
+func (o *taskFile) read(ctx context.Context, h ops.Host) (r ops.SubmitRequest, err error) {
 	if o.session != "" {
-		s, err := findSession(ctx, m.Sessions, o.session)
+		s, err := findSession(ctx, h, o.session)
 		if err != nil {
-			return nil, nil, err
+			return r, err
 		}
-		o.session = s.ID
+		r.Session = s.ID
 	}
-	var text []byte
-	var err error
-	name, dir := o.name, "."
-	if name == "-" {
-		name = "standard input"
-		text, err = io.ReadAll(io.LimitReader(os.Stdin, manifest.MaxBytes+1))
+	r.Name, r.Dir = o.name, "."
+	if r.Name == "-" {
+		r.Name = "standard input"
+		r.RawBody, err = io.ReadAll(io.LimitReader(os.Stdin, manifest.MaxBytes+1))
 	} else {
-		dir = filepath.Dir(name)
-		text, err = readBounded(name, manifest.MaxBytes+1)
+		r.Dir = filepath.Dir(r.Name)
+		r.RawBody, err = readBounded(r.Name, manifest.MaxBytes+1)
 	}
 	if err != nil {
-		return nil, nil, fail.New(fail.NotFound, "read manifest: %w", err)
+		return r, fail.New(fail.NotFound, "read manifest: %w", err)
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return nil, nil, err
-	}
-	t, notices, err := manifest.ParseIn(o.session, name, text, dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	a.warnAll(notices)
-	if o.session != "" {
-		text = nil // the text lacks the session, so it does not describe the task
-	}
-	return t, text, nil
+	r.ContentType = "application/yaml"
+	r.Dir, err = filepath.Abs(r.Dir)
+	return r, err
 }
 
 func (a *app) warnAll(notices []string) {
@@ -82,43 +72,35 @@ func readBounded(name string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, most))
 }
 
-// accepted prints the notices of a submitted task, and starts it if there is a free slot.
-func (a *app) accepted(ctx context.Context, m *task.Manager, notices []string) {
-	a.warnAll(notices)
-	if err := m.Schedule(ctx); err != nil { // the task is queued, and every command tries again
-		a.con.Warn("the task is queued but could not be started: %v", err)
-	}
-}
-
 // submits makes cmd a command that submits a manifest and then calls then.
-func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, m *task.Manager, t task.Task, asJSON bool) error) *cobra.Command {
+func (a *app) submits(cmd *cobra.Command, then func(ctx context.Context, h ops.Host, t task.View, asJSON bool) error) *cobra.Command {
 	var o taskFile
 	cmd.Args = usage(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
-		m, err := a.tasks(ctx)
+		h, err := a.host(ctx)
 		if err != nil {
 			return err
 		}
-		asked, text, err := o.read(ctx, a, m)
+		r, err := o.read(ctx, h)
 		if err != nil {
 			return err
 		}
-		t, notices, err := m.Submit(ctx, asked, task.Submission{Text: text, Actor: actor()})
+		answer, err := ops.SubmitTask.On(ctx, h, r)
 		if err != nil {
 			return err
 		}
-		a.accepted(ctx, m, notices)
-		return then(ctx, m, t, o.json)
+		a.warnAll(answer.Notices)
+		return then(ctx, h, answer.View, o.json)
 	}
 	o.flags(cmd)
 	return cmd
 }
 
 // printID prints a submitted task.
-func (a *app) printID(_ context.Context, _ *task.Manager, t task.Task, asJSON bool) error {
+func (a *app) printID(_ context.Context, _ ops.Host, t task.View, asJSON bool) error {
 	if asJSON {
-		return a.con.JSON(t.View())
+		return a.con.JSON(t)
 	}
 	a.printf("%s\n", t.ID)
 	return nil
@@ -153,16 +135,16 @@ func newTaskRetryCmd(a *app) *cobra.Command {
 		Args:    usage(cobra.ExactArgs(1)), ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			m, t, err := a.findTask(ctx, args[0])
+			h, t, err := a.findTask(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			again, notices, err := m.Retry(ctx, t, task.Submission{Actor: actor()})
+			answer, err := ops.RetryTask.On(ctx, h, ops.RetryRequest{TaskPath: ops.TaskPath{ID: t.ID}})
 			if err != nil {
 				return err
 			}
-			a.accepted(ctx, m, notices)
-			return a.printID(ctx, m, again, asJSON)
+			a.warnAll(answer.Notices)
+			return a.printID(ctx, h, answer.View, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -177,24 +159,23 @@ func newTaskValidateCmd(a *app) *cobra.Command {
   agent-sessionizer task validate -f task.yaml --json   print it with all defaults`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			sessions, err := a.plainManager(cmd.Context())
+			h, err := a.quietHost(cmd.Context())
 			if err != nil {
 				return err
 			}
-			m, typed := &task.Manager{Sessions: sessions}, o.session
-			t, _, err := o.read(cmd.Context(), a, m)
+			r, err := o.read(cmd.Context(), h)
 			if err != nil {
 				return err
 			}
-			notices, err := m.Check(cmd.Context(), t)
+			checked, err := ops.CheckTask.On(cmd.Context(), h, r)
 			if err != nil {
 				return err
 			}
-			a.warnAll(notices)
+			a.warnAll(checked.Notices)
 			if o.json {
-				return a.con.JSON(t)
+				return a.con.JSON(checked.Manifest)
 			}
-			a.con.Say("%s is a valid manifest of a task for %s", o.name, termtext.Line(cmp.Or(t.Repository.URL, "session "+cmp.Or(typed, t.VM.Session))))
+			a.con.Say("%s is a valid manifest of a task for %s", o.name, termtext.Line(cmp.Or(checked.Repository, "session "+cmp.Or(o.session, checked.Session))))
 			return nil
 		},
 	}

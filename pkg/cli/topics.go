@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -37,18 +38,22 @@ func exitCodes() []entry {
 }
 
 // environment lists every variable that the program reads itself.
-var environment = []entry{
-	{"AGENT_SESSIONIZER_IMAGE", "guest image (the setting image)"},
-	{"AGENT_SESSIONIZER_PREPARE", "what to prepare for faster starts (prepare)"},
-	{"AGENT_SESSIONIZER_POOL", "number of standby VMs (pool)"},
-	{"AGENT_SESSIONIZER_PROFILE", "default profile (profile)"},
-	{"AGENT_SESSIONIZER_LIMA_HOME", "directory of the VMs (lima_home)"},
-	{"AGENT_SESSIONIZER_LIMITS_RUNNING", "maximum number of running VMs (limits.running)"},
-	{"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "host memory that stays free (limits.memory_reserve)"},
-	{"AGENT_SESSIONIZER_LIMITS_DISK_RESERVE", "host disk space that stays free (limits.disk_reserve)"},
-	{"AGENT_SESSIONIZER_TASKS_SLOTS", "number of tasks that run at once (tasks.slots)"},
-	{"AGENT_SESSIONIZER_LOG_LEVEL, AGENT_SESSIONIZER_LOG_FORMAT, AGENT_SESSIONIZER_LOG_FILE, AGENT_SESSIONIZER_LOG_FILE_ROTATION", "the program's own log (log.level, log.format, log.file, log.rotation)"},
-	{"LOG_LEVEL, LOG_FORMAT, LOG_FILE, LOG_FILE_ROTATION", "the same, if the variables above are not set"},
+func environment() (all []entry) {
+	var aliases []string
+	for _, v := range config.Variables() {
+		all = append(all, entry{v.Name, v.About + " (" + v.Key + ")"})
+		if v.Alias != "" {
+			aliases = append(aliases, v.Alias)
+		}
+	}
+	all = append(all, entry{strings.Join(aliases, ", "), "the same, without the prefix; each counts if the prefixed variable is not set and the program understands its value"})
+	return append(all, otherVariables...)
+}
+
+// otherVariables are those that are not settings.
+var otherVariables = []entry{
+	{hostVariable, "host that commands work on, like --host"},
+	{"AGENT_SESSIONIZER_TOKEN", "token for an https:// host that is not a context"},
 	{"TRACEPARENT", "trace id for logs, as in W3C Trace Context"},
 	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips the check"},
 	{"XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_DATA_HOME, XDG_CACHE_HOME", "directories of settings, store, images and mirrors; relative paths are ignored"},
@@ -84,7 +89,7 @@ func newTopics() []*cobra.Command {
 		},
 		{
 			Use: "environment", Short: "List environment variables",
-			Long: "Environment variables that the program reads. A variable overrides the setting in\nparentheses, and a flag overrides both.\n\n" + lines(environment),
+			Long: "Environment variables that the program reads. A variable overrides the setting in\nparentheses, and a flag overrides both.\n\n" + lines(environment()),
 		},
 	}
 }

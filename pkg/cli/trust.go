@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
@@ -52,8 +53,15 @@ func runTrust(ctx context.Context, a *app, dir string) error {
 }
 
 // confirmClone asks about a local clone on its first use, if there is a terminal to ask on.
-func (a *app) confirmClone(m *session.Manager, o openOptions, ref repo.Ref) error {
-	err := m.CheckClone(ref)
+func (a *app) confirmClone(ctx context.Context, h ops.Host, o openOptions, ref repo.Ref) error {
+	if _, here := h.(ops.Engine); !here {
+		return nil // it has no clones of this host
+	}
+	m, err := a.manager(ctx)
+	if err != nil {
+		return err
+	}
+	err = m.CheckClone(ref)
 	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker owns the terminal then
 		return err
 	}

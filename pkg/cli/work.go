@@ -10,8 +10,10 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -42,31 +44,27 @@ func runDiff(ctx context.Context, a *app, o diffOptions, what string) error {
 	if o.json && (o.Stat || o.NameOnly) {
 		return fail.New(fail.Usage, "--json includes counts and names: it cannot be combined with --stat or --name-only").WithHint("agent-sessionizer diff --json %s", what)
 	}
-	m, s, err := a.running(ctx, what)
+	h, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
 	}
-	if s.Status.Base == nil {
-		return notCloned(s)
+	if s.Base == nil {
+		return ops.NotCloned(s)
 	}
-	conn, err := m.Dial(ctx, s)
+	conn, err := h.Dial(ctx, s.ID, true)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	if o.json {
-		changes, err := repo.Compare(ctx, conn, s.Status.Dir, *s.Status.Base, o.DiffOptions)
+		changes, err := repo.Compare(ctx, conn, s.Dir, *s.Base, o.DiffOptions)
 		if err != nil {
 			return err
 		}
 		return a.con.JSON(changes)
 	}
 	o.Color = a.con.Color()
-	return repo.Diff(ctx, conn, s.Status.Dir, *s.Status.Base, o.DiffOptions, a.con.Out)
-}
-
-func notCloned(s session.Session) error {
-	return fail.New(fail.Conflict, "the repository is not cloned into session %s yet", s.Name).WithHint("agent-sessionizer logs -f %s", s.Name)
+	return repo.Diff(ctx, conn, s.Dir, *s.Base, o.DiffOptions, a.con.Out)
 }
 
 type fetchOptions struct {
@@ -98,12 +96,12 @@ runs, and branches, index and files of the clone are not touched.`,
 }
 
 func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
-	m, s, err := a.running(ctx, what)
+	h, s, err := a.running(ctx, what)
 	if err != nil {
 		return err
 	}
-	if s.Status.Base == nil {
-		return notCloned(s)
+	if s.Base == nil {
+		return ops.NotCloned(s)
 	}
 	into := o.into
 	if into == "" {
@@ -111,16 +109,35 @@ func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
 			return err
 		}
 	}
-	conn, err := m.Dial(ctx, s)
+	conn, err := h.Dial(ctx, s.ID, true)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	res, err := m.Fetch(ctx, s, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
+	e, here := h.(ops.Engine)
+	if !here {
+		return a.fetchRemote(ctx, h, conn, s, into, o)
+	}
+	m := e.Tasks.Sessions
+	v, err := e.Session(ctx, s.ID)
 	if err != nil {
 		return err
 	}
-	if o.json {
+	res, err := m.Fetch(ctx, v, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
+	if err != nil {
+		return err
+	}
+	if err := a.printFetched(res, o.json); err != nil || o.json {
+		return err
+	}
+	if work, err := m.Work(ctx, v, conn); err == nil && !work.Clean() {
+		a.con.Say("%s", "still only in the guest: "+work.Summary())
+	}
+	return nil
+}
+
+func (a *app) printFetched(res repo.FetchResult, asJSON bool) error {
+	if asJSON {
 		return a.con.JSON(res)
 	}
 	for _, r := range res.Refs {
@@ -129,17 +146,30 @@ func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
 	if len(res.Refs) == 0 {
 		a.con.Say("%s", "nothing new")
 	}
-	if work, err := m.Work(ctx, s, conn); err == nil && !work.Clean() {
-		a.con.Say("%s", "still only in the guest: "+work.Summary())
-	}
 	return nil
+}
+
+// fetchRemote fetches the work of a session on another host to that host's mirror, and to a
+// clone on this one.
+func (a *app) fetchRemote(ctx context.Context, h ops.Host, conn *ssh.Client, s session.View, into string, o fetchOptions) error {
+	if into == "" {
+		return fail.New(fail.Usage, "fetch from another host: no clone of %s here", s.DisplayName()).WithHint("agent-sessionizer fetch --into DIR %s", s.Name)
+	}
+	if _, err := ops.FetchSession.On(ctx, h, ops.SessionPath{ID: s.ID}); err != nil {
+		return err
+	}
+	res, err := repo.Fetch(ctx, conn, s.Dir, s.Name, repo.Target{Local: into}, *s.Base, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs})
+	if err != nil {
+		return err
+	}
+	return a.printFetched(res, o.json)
 }
 
 // localClone returns the default target of fetched work: the clone that the session was
 // made from, or the one in the working directory.
-func localClone(s session.Session) (string, error) {
-	if _, err := os.Stat(s.Spec.Repo.Path); err == nil {
-		return s.Spec.Repo.Path, nil
+func localClone(s session.View) (string, error) {
+	if _, err := os.Stat(s.LocalClone); err == nil {
+		return s.LocalClone, nil
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
@@ -176,41 +206,26 @@ func newLogsCmd(a *app) *cobra.Command {
 }
 
 func runLogs(ctx context.Context, a *app, o logsOptions, what string) error {
-	m, err := a.manager(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := findSession(ctx, m, what)
+	h, s, err := a.named(ctx, what)
 	if err != nil {
 		return err
 	}
 	if o.file != "" {
-		return a.logFile(m, s, o.file)
-	}
-	if o.follow {
-		for ev, err := range m.Store.Follow(ctx, s.ID, store.Oldest) {
-			if err != nil {
-				return err
-			}
-			if err := a.printEvent(ev, o.json); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	after := store.Oldest
-	for {
-		evs, err := m.Store.Events(ctx, s.ID, after, 1000)
-		if err != nil || len(evs) == 0 {
+		m, v, err := a.local(ctx, h, s)
+		if err != nil {
 			return err
 		}
-		for _, ev := range evs {
-			if err := a.printEvent(ev, o.json); err != nil {
-				return err
-			}
-			after = ev.Seq
+		return a.logFile(m, v, o.file)
+	}
+	for ev, err := range h.Events(ctx, ops.Session(s.ID), store.Oldest, o.follow) {
+		if err != nil {
+			return err
+		}
+		if err := a.printEvent(ev, o.json); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // logFile prints a log file. The guest can write to some of them.

@@ -2,9 +2,8 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
-
-	"github.com/goccy/go-yaml/ast"
 )
 
 // Attention configures how the user learns that an agent needs attention, besides the
@@ -24,12 +23,11 @@ const (
 	DesktopOff  Desktop = "off"
 )
 
-// UnmarshalYAML accepts only the known values.
-func (d *Desktop) UnmarshalYAML(n ast.Node) error {
-	text, _ := scalar(n)
+// Set accepts only the known values.
+func (d *Desktop) Set(text string) error {
 	*d = Desktop(text)
 	if !slices.Contains([]Desktop{DesktopAuto, DesktopOn, DesktopOff}, *d) {
-		return at(n, "attention.desktop must be %s, %s or %s, got %q", DesktopAuto, DesktopOn, DesktopOff, text)
+		return fmt.Errorf("must be %s, %s or %s, got %q", DesktopAuto, DesktopOn, DesktopOff, text)
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func TestBoundsOfValues(t *testing.T) {
 		{"network: {ports: [1, 65535]}", "", nil},
 		{"network: {ports: [65536]}", "65536", nil},
 		{"network: {ports: x}", "must be a list", nil},
-		{"limits: x", "a mapping", nil},
+		{"limits: x", "must be an object", nil},
 		{"limits: {running: []}", "must be a number", nil},
 	} {
 		f := newFiles(t)
@@ -157,7 +157,13 @@ func TestVariables(t *testing.T) {
 		"LOG_FILE":                                {log, func(c *config.Config) bool { return string(c.Log.File) == log }},
 		"LOG_FILE_ROTATION":                       {"hourly", func(c *config.Config) bool { return c.Log.Rotation == "hourly" }},
 	}
-	names := config.Variables()
+	var names []string
+	for _, v := range config.Variables() {
+		names = append(names, v.Name)
+		if v.Alias != "" {
+			names = append(names, v.Alias)
+		}
+	}
 	if len(names) != len(values) {
 		t.Errorf("Variables() = %q (%d), want %d", names, len(names), len(values))
 	}
@@ -222,7 +228,7 @@ func TestStamp(t *testing.T) {
 // TestHintsOfTheSystemsFiles checks that an error in the system's file hints at sudoedit
 // and states the line.
 func TestHintsOfTheSystemsFiles(t *testing.T) {
-	for text, want := range map[string]string{"image: [x\n": ":1: ", "pool: 99\n": ":1: ", "limits:\n  running: -1\n": ":2: "} {
+	for text, want := range map[string]string{"image: [x\n": ":2:1: ", "pool: 99\n": ":1:7: ", "limits:\n  running: -1\n": ":2:12: "} {
 		f := newFiles(t)
 		f.system("config.yaml", text)
 		file := filepath.Join(f.paths.System, "config.yaml")

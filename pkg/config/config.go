@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,12 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/goccy/go-yaml"
-	"github.com/spf13/viper"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -76,28 +72,6 @@ func ParsePrepare(s string) (Prepare, error) {
 	return p, nil
 }
 
-// env maps the scalar settings that the environment can set to their variables.
-var env = map[string]string{
-	"image":                 "AGENT_SESSIONIZER_IMAGE",
-	"prepare":               "AGENT_SESSIONIZER_PREPARE",
-	"pool":                  "AGENT_SESSIONIZER_POOL",
-	"profile":               "AGENT_SESSIONIZER_PROFILE",
-	"lima_home":             "AGENT_SESSIONIZER_LIMA_HOME",
-	"limits.running":        "AGENT_SESSIONIZER_LIMITS_RUNNING",
-	"limits.memory_reserve": "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE",
-	"limits.disk_reserve":   "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE",
-	"tasks.slots":           "AGENT_SESSIONIZER_TASKS_SLOTS",
-	"log.level":             "AGENT_SESSIONIZER_LOG_LEVEL",
-	"log.format":            "AGENT_SESSIONIZER_LOG_FORMAT",
-	"log.file":              "AGENT_SESSIONIZER_LOG_FILE",
-	"log.rotation":          "AGENT_SESSIONIZER_LOG_FILE_ROTATION",
-}
-
-// Variables returns the names of the environment variables that are settings.
-func Variables() []string {
-	return slices.Concat(slices.Sorted(maps.Values(env)), slices.Sorted(maps.Values(bare)))
-}
-
 // Load reads all settings. defaults is the shipped config directory.
 func Load(paths Paths, defaults fs.FS) (*Config, error) { return load(paths, defaults, nil) }
 
@@ -113,22 +87,12 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		Paths: paths, defaults: defaults, instead: instead, listed: map[string]Origin{},
 		profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{},
 	}
-	scalars := viper.New()
-	for key, name := range env {
-		names := []string{key, name}
-		if also := bareOf(key); also != "" {
-			names = append(names, also) // the first variable that is set wins
-		}
-		if err := scalars.BindEnv(names...); err != nil {
-			return nil, err
-		}
-	}
 	if err := c.loadGroups(); err != nil {
 		return nil, err
 	}
 	err := c.eachFile(defaults, "config.yaml", func(file string, text []byte) error {
 		var d document
-		if err := decode(file, text, &d); err != nil {
+		if err := c.decode(file, text, &d); err != nil {
 			return err
 		}
 		if err := c.checkGroups(file, d); err != nil {
@@ -149,14 +113,14 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		}
 		maps.Copy(c.profiles, d.Profiles)
 		maps.Copy(c.repos, d.Repos)
-		return scalars.MergeConfigMap(d.scalars())
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = c.eachFile(defaults, "resources.yaml", func(file string, text []byte) error {
 		var r resourcesFile
-		if err := decode(file, text, &r); err != nil {
+		if err := c.decode(file, text, &r); err != nil {
 			return err
 		}
 		c.base.Resources = r.Defaults.Over(c.base.Resources)
@@ -180,7 +144,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		return nil, err
 	}
 	c.findDotfiles()
-	return c, c.setScalars(scalars)
+	return c, c.setScalars()
 }
 
 // Reload reads all settings again, as Load did.
@@ -191,7 +155,7 @@ func (c *Config) Reload() (*Config, error) { return Load(c.Paths, c.defaults) }
 func (c *Config) Stamp() string {
 	var b strings.Builder
 	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
-		names := settingsFiles()
+		names := Files()
 		// Load reports a directory that cannot be read.
 		groups, _ := groupFiles(os.DirFS(dir))
 		for _, name := range groups {
@@ -206,9 +170,8 @@ func (c *Config) Stamp() string {
 	return b.String()
 }
 
-// settingsFiles returns the names of the files in each settings directory, besides the
-// groups.
-func settingsFiles() []string {
+// Files returns the names of the files in each settings directory, besides the groups.
+func Files() []string {
 	return []string{"config.yaml", "resources.yaml", "network-allowlist.txt"}
 }
 
@@ -222,7 +185,6 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 	if err := f(shipped(name), text); err != nil {
 		return err
 	}
-	c.sources = append(c.sources, source{layerDefault, name, shipped(name), text})
 	for _, dir := range []string{c.Paths.System, c.Paths.Config} {
 		file := filepath.Join(dir, name)
 		text, err := c.read(file)
@@ -236,9 +198,15 @@ func (c *Config) eachFile(defaults fs.FS, name string, f func(file string, text 
 			return c.withHint(file, err)
 		}
 		c.Files = append(c.Files, file)
-		c.sources = append(c.sources, source{c.layerOf(file), name, file, text})
 	}
 	return nil
+}
+
+// decode reads a YAML file into a struct, and keeps its nodes.
+func (c *Config) decode(file string, text []byte, into any) error {
+	root, err := decode(file, text, into)
+	c.sources = append(c.sources, source{c.layerOf(file), filepath.Base(file), file, root})
+	return err
 }
 
 func (c *Config) read(file string) ([]byte, error) {
@@ -269,123 +237,6 @@ func (c *Config) withHint(file string, err error) error {
 		return e.WithHint("sudoedit %s", file)
 	}
 	return e
-}
-
-// scalars returns the scalar settings that d sets, in the form that viper merges.
-func (d document) scalars() map[string]any {
-	m := map[string]any{}
-	put := func(m map[string]any, key, v string) {
-		if v != "" && v != "0" {
-			m[key] = v
-		}
-	}
-	put(m, "image", d.Image)
-	put(m, "prepare", d.Prepare)
-	if d.Pool != nil {
-		m["pool"] = *d.Pool
-	}
-	put(m, "profile", d.Profile)
-	put(m, "lima_home", d.LimaHome)
-	limits := map[string]any{}
-	put(limits, "running", fmt.Sprint(d.Limits.Running))
-	put(limits, "memory_reserve", fmt.Sprint(int64(d.Limits.MemoryReserve)))
-	put(limits, "disk_reserve", fmt.Sprint(int64(d.Limits.DiskReserve)))
-	put(limits, "saved_home", fmt.Sprint(int64(d.Limits.SavedHome)))
-	put(limits, "mirror_size", fmt.Sprint(int64(d.Limits.MirrorSize)))
-	put(limits, "mirror_refs", fmt.Sprint(d.Limits.MirrorRefs))
-	put(limits, "mirror_time", fmt.Sprint(int64(d.Limits.MirrorTime)))
-	m["limits"] = limits
-	tasks := map[string]any{}
-	put(tasks, "slots", fmt.Sprint(d.Tasks.Slots))
-	put(tasks, "cleanup_ttl", fmt.Sprint(int64(d.Tasks.CleanupTTL)))
-	m["tasks"] = tasks
-	m["log"], m["audit"] = d.Log.scalars(put), d.Audit.scalars(put)
-	return m
-}
-
-func (c *Config) setScalars(v *viper.Viper) error {
-	c.Image, c.profile = v.GetString("image"), v.GetString("profile")
-	if c.Image != "" {
-		ref, err := ParseImageRef(c.Image, "")
-		if err != nil {
-			return c.settingError("image", "%w", err)
-		}
-		c.Image = ref.String()
-	}
-	if home := v.GetString("lima_home"); home != "" {
-		if !filepath.IsAbs(home) {
-			return c.settingError("lima_home", "lima_home must be an absolute path, got %q", home)
-		}
-		c.Paths.LimaHome = filepath.Clean(home)
-	}
-	var err error
-	if c.Prepare, err = ParsePrepare(cmp.Or(v.GetString("prepare"), string(PrepareNone))); err != nil {
-		return c.settingError("prepare", "%w", err)
-	}
-	if c.Pool, err = strconv.Atoi(cmp.Or(v.GetString("pool"), "0")); err != nil || c.Pool < 0 || c.Pool > maxPool {
-		return c.settingError("pool", "pool must be 0 to %d, got %q", maxPool, v.GetString("pool"))
-	}
-	c.Limits.Running = v.GetInt("limits.running")
-	if c.Limits.Running < 1 {
-		return c.settingError("limits.running", "limits.running must be at least 1, got %q", v.GetString("limits.running"))
-	}
-	for key, into := range map[string]*Size{"limits.memory_reserve": &c.Limits.MemoryReserve, "limits.disk_reserve": &c.Limits.DiskReserve} {
-		if err := into.Set(v.GetString(key)); err != nil {
-			return c.settingError(key, "%s: %w", key, err)
-		}
-	}
-	if err := c.Limits.SavedHome.Set(cmp.Or(v.GetString("limits.saved_home"), "256MiB")); err != nil {
-		return c.settingError("limits.saved_home", "limits.saved_home: %w", err)
-	}
-	if err := c.setMirrorLimits(v); err != nil {
-		return err
-	}
-	c.Tasks = Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
-	if v.IsSet("tasks.slots") {
-		if c.Tasks.Slots = v.GetInt("tasks.slots"); c.Tasks.Slots < 1 {
-			return c.settingError("tasks.slots", "tasks.slots must be at least 1, got %q", v.GetString("tasks.slots"))
-		}
-	}
-	if v.IsSet("tasks.cleanup_ttl") {
-		if c.Tasks.CleanupTTL = v.GetDuration("tasks.cleanup_ttl"); c.Tasks.CleanupTTL < time.Hour {
-			return c.settingError("tasks.cleanup_ttl", "tasks.cleanup_ttl must be at least 1h, got %v", c.Tasks.CleanupTTL)
-		}
-	}
-	return c.setLog(v)
-}
-
-// setMirrorLimits reads the limits on what a remote can make its mirror take.
-func (c *Config) setMirrorLimits(v *viper.Viper) error {
-	l := &c.Limits
-	l.MirrorRefs, l.MirrorTime = 50_000, 2*time.Hour
-	if err := l.MirrorSize.Set(cmp.Or(v.GetString("limits.mirror_size"), "20GiB")); err != nil {
-		return c.settingError("limits.mirror_size", "limits.mirror_size: %w", err)
-	}
-	if v.IsSet("limits.mirror_refs") {
-		if l.MirrorRefs = v.GetInt("limits.mirror_refs"); l.MirrorRefs < 1 {
-			return c.settingError("limits.mirror_refs", "limits.mirror_refs must be at least 1, got %q", v.GetString("limits.mirror_refs"))
-		}
-	}
-	if v.IsSet("limits.mirror_time") {
-		if l.MirrorTime = v.GetDuration("limits.mirror_time"); l.MirrorTime < time.Second {
-			return c.settingError("limits.mirror_time", "limits.mirror_time must be at least 1s, got %v", l.MirrorTime)
-		}
-	}
-	return nil
-}
-
-// settingError returns an error about the value of a key. The error names the file or variable
-// that the value came from.
-func (c *Config) settingError(key, format string, args ...any) error {
-	err := fail.New(fail.Usage, format, args...)
-	from := origin(c.settingPlaces("", ""), strings.ReplaceAll(key, ".", step))
-	switch {
-	case from.Name != "":
-		return fail.New(fail.Usage, "%v: %w", from, err).WithHint("unset %s", from.Name)
-	case from.File != "":
-		return c.withHint(from.File, fail.New(fail.Usage, "%v: %w", from, err))
-	}
-	return err
 }
 
 // Text formats settings as YAML for people.

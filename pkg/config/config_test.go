@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/agent-sessionizer/agent-sessionizer"
+	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -218,11 +218,11 @@ func TestBadFiles(t *testing.T) {
 		{"key in capitals", conf, "Image: x\n", 1, "Image"},
 		{"unknown key of a profile", conf, "profiles:\n  p:\n    hooks: {}\n", 3, "hooks"},
 		{"key twice", conf, "image: x\nimage: y\n", 2, "image"},
-		{"not YAML", conf, "image: [x\n", 1, ""},
-		{"a list for a map", conf, "network: [a]\n", 1, "mapping"},
+		{"not YAML", conf, "image: [x\n", 2, "that begins on line 1"},
+		{"a list for a map", conf, "network: [a]\n", 1, "an object"},
 		{"a map for a text", conf, "\nimage: {a: b}\n", 2, ""},
 		{"text for a number", conf, "limits:\n  running: many\n", 2, ""},
-		{"second document", conf, "image: x\n---\nimage: y\n", 3, "second"},
+		{"second document", conf, "image: x\n---\nimage: y\n", 2, "second"},
 		{"bad mode", conf, "network:\n  mode: closed\n", 2, "isolated, allowlist or open"},
 		{"list for a mode", conf, "network:\n  mode: [open]\n", 2, "isolated, allowlist or open"},
 		{"port 0", conf, "network:\n  ports:\n    - 443\n    - 0\n", 4, "0"},
@@ -239,7 +239,6 @@ func TestBadFiles(t *testing.T) {
 		{"enforce in words", conf, "network:\n  enforce: please\n", 2, ""},
 		{"bad port of a name", conf, "network:\n  allow: ['a.com:0']\n", 2, "NAME:PORT"},
 		{"bad name that is denied", conf, "network:\n  deny: ['*']\n", 2, "mode: open"},
-		{"port without quotes in braces", conf, "network: {allow: [a.com:22]}\n", 1, "in quotes"},
 		{"not a group's name", conf, "network:\n  allow: ['@a/b']\n", 2, "@github"},
 		{"unknown group", conf, "network:\n  allow: ['@nothing']\n", 0, "network.allow: group \"@nothing\" does not exist; the groups are @git"},
 		{"unknown group of a profile", conf, "profiles:\n  p: {network: {deny: ['@nothing']}}\n", 0, "profiles.p.network.deny"},
@@ -352,7 +351,7 @@ func TestEntries(t *testing.T) {
 	f.ship["network-groups/go.txt"] = &fstest.MapFile{Data: []byte("*.golang.org\n")}
 	f.user("network-allowlist.txt", "a.org:8443,443\n@go # tools\n")
 	f.user("config.yaml", `
-network: {allow: ['B.org:22', '@git', '@git', 'b.org:9418'], deny: ['*.github.com:80', x.org]}
+network: {allow: [B.org:22, '@git', '@git', 'b.org:9418'], deny: ['*.github.com:80', x.org]}
 repos:
   o/r: {network: {deny: [y.org]}}
 `)
@@ -558,21 +557,62 @@ repos:
 // TestWrongKind checks that a value of the wrong type is reported in the terms of the file.
 func TestWrongKind(t *testing.T) {
 	for text, want := range map[string]string{
-		"limits: 5":                 ":1: limits must be a mapping (key: value)",
-		"image: [a]":                ":1: image must be a string",
-		"network: {enforce: maybe}": ":1: network.enforce must be true or false",
-		"network: {allow: x}":       ":1: network.allow must be a list",
-		"tasks: {cleanup_ttl: 5}":   ":1: tasks.cleanup_ttl must be a duration like 360h",
-		"- a":                       ":1: the file must be a mapping (key: value)",
+		"limits: 5":                 ":1:9: limits must be an object, got a number",
+		"image: [a]":                ":1:8: image must be a string, got a list",
+		"network: {enforce: maybe}": ":1:20: network.enforce must be true or false, got a string",
+		"network: {allow: x}":       ":1:18: network.allow must be a list, got a string; write it as [one, another]",
+		"tasks: {cleanup_ttl: 5}":   ":1:22: tasks.cleanup_ttl must be a duration like 36h or 90d, got \"5\"",
+		"- a":                       ":1:1: the file must be an object, got a list",
 
-		"image: x\nlimits: {running: ten}":           ":2: limits.running must be a number",
-		"limits:\n  running: 99999999999999999999":   ":2: limits.running must be a smaller number",
-		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3: repos.o/r.secrets.A must be a string",
+		"image: x\nlimits: {running: ten}":           ":2:19: limits.running must be a whole number of at least 1, got \"ten\"",
+		"limits:\n  running: 99999999999999999999":   ":2:12: limits.running must be a whole number of at least 1, got \"99999999999999999999\"",
+		"repos:\n  o/r:\n    secrets: {A: [secret]}": ":3:18: repos.o/r.secrets.A must be a string, got a list",
 	} {
 		f := newFiles(t)
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "/config.yaml"+want) {
 			t.Errorf("Load of %q: error %v, want a usage error that ends with %q", text, err, "/config.yaml"+want)
+		}
+	}
+}
+
+// TestAllProblemsAtOnce checks that one error reports everything that is wrong with a file,
+// in the order of the lines, and does not repeat what could be a credential.
+func TestAllProblemsAtOnce(t *testing.T) {
+	f := newFiles(t)
+	f.user("config.yaml", `imag: x
+pool: 9
+network:
+  mode: closed
+  ports: [443, 0, ~]
+  allow: [https://a.com/]
+secrets: {A: [sentinel], A: env:X}
+repos:
+  o: {}
+`)
+	_, err := config.Load(f.paths, f.ship)
+	file := filepath.Join(f.paths.Config, "config.yaml")
+	want := []string{
+		`1:1: the file has an unknown key "imag"; did you mean image?`,
+		`2:7: pool must be 0 to 8, got "9"`,
+		`4:9: network.mode must be isolated, allowlist or open, got "closed"`,
+		`5:16: network.ports[1] must be 1 to 65535, got "0"`,
+		`5:19: network.ports[2] is empty; add a value or remove the line`,
+		`6:11: network.allow[0] is refused: `,
+		`7:14: secrets.A must be a string, got a list`,
+		`7:26: secrets has the key "A" twice; the first is on line 7`,
+		`9:3: repos.o must be owner/repo (on github.com), host/owner/repo or local:/absolute/path, got "o"`,
+	}
+	if fail.CodeOf(err) != fail.Usage {
+		t.Fatalf("Load: error %v, want a usage error", err)
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != len(want) {
+		t.Fatalf("Load: error of %d lines, want %d:\n%v", len(lines), len(want), err)
+	}
+	for i, line := range lines {
+		if !strings.HasPrefix(line, file+":"+want[i]) || strings.Contains(line, "sentinel") {
+			t.Errorf("line %d of the error = %q, want %q", i+1, line, file+":"+want[i])
 		}
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml/ast"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -164,7 +162,7 @@ type Project struct {
 const ProjectFile = ".agent-sessionizer.yaml"
 
 // maxProject bounds a repository's own file more tightly than a user's, because the YAML
-// parser's time grows with the square of the nesting depth.
+// parser's time can grow with the square of the nesting depth.
 const maxProject = 16 << 10
 
 // ParseProject parses a repository's own file. Errors refer to it as file.
@@ -173,47 +171,42 @@ func ParseProject(file string, text []byte) (Project, error) {
 	if len(text) > maxProject {
 		return p, fail.New(fail.Usage, "%s: file is larger than %v", file, Size(maxProject))
 	}
-	if err := decode(file, text, &p); err != nil {
+	if _, err := decode(file, text, &p); err != nil {
 		return Project{}, err
 	}
 	return p, nil
 }
 
-// Mode is a policy.Mode whose parse errors contain the line.
+// Mode is a policy.Mode in a file.
 type Mode policy.Mode
 
-// UnmarshalYAML parses a mode.
-func (m *Mode) UnmarshalYAML(n ast.Node) error {
-	text, _ := scalar(n)
+// Set parses a mode.
+func (m *Mode) Set(text string) error {
 	switch mode := policy.Mode(text); mode {
 	case policy.Isolated, policy.Allowlist, policy.Open:
 		*m = Mode(mode)
 		return nil
 	}
-	return at(n, "network mode must be isolated, allowlist or open, got %q", text)
+	return fmt.Errorf("must be isolated, allowlist or open, got %q", text)
 }
 
 // Name is an entry of a list: NAME, *.ZONE or .ZONE, each optionally with :PORT,PORT, or
 // @GROUP.
 type Name string
 
-// UnmarshalYAML parses and checks an entry. Whether a group exists is checked only when the
-// entry is expanded.
-func (p *Name) UnmarshalYAML(n ast.Node) error {
-	text, ok := scalar(n)
-	if !ok {
-		return at(n, "must be a name like github.com; write a name with ports in quotes, 'github.com:22,443'")
-	}
+// Set parses and checks an entry. Whether a group exists is checked only when the entry is
+// expanded.
+func (p *Name) Set(text string) error {
 	if group, ok := strings.CutPrefix(text, "@"); ok {
 		if !policy.GroupName(group) {
-			return at(n, "group name must be like @github, got %q", text)
+			return fmt.Errorf("must be a group like @github, got %q", text)
 		}
 		*p = Name(text)
 		return nil
 	}
 	rules, err := policy.Groups{}.Expand(text, "")
 	if err != nil {
-		return at(n, "%v", err)
+		return err
 	}
 	*p = Name(text)
 	if len(rules) == 1 {
@@ -225,12 +218,11 @@ func (p *Name) UnmarshalYAML(n ast.Node) error {
 // Port is an outbound port.
 type Port uint16
 
-// UnmarshalYAML parses a port from 1 to 65535.
-func (p *Port) UnmarshalYAML(n ast.Node) error {
-	text, _ := scalar(n)
+// Set parses a port from 1 to 65535.
+func (p *Port) Set(text string) error {
 	ap, err := netip.ParseAddrPort("0.0.0.0:" + text)
 	if err != nil || ap.Port() == 0 {
-		return at(n, "port must be 1 to 65535, got %q", text)
+		return fmt.Errorf("must be 1 to 65535, got %q", text)
 	}
 	*p = Port(ap.Port())
 	return nil
@@ -255,18 +247,11 @@ func ParseHostService(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, ap.Port()), nil
 }
 
-// UnmarshalYAML parses a host service.
-func (h *HostService) UnmarshalYAML(n ast.Node) error {
-	text, ok := scalar(n)
-	if !ok {
-		return at(n, "host service must be ADDRESS:PORT in quotes")
-	}
+// Set parses a host service.
+func (h *HostService) Set(text string) error {
 	ap, err := ParseHostService(text)
-	if err != nil {
-		return at(n, "%v", err)
-	}
 	*h = HostService(ap)
-	return nil
+	return err
 }
 
 // MarshalText formats the address and port.

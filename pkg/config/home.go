@@ -1,11 +1,11 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/goccy/go-yaml/ast"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
@@ -18,50 +18,19 @@ type Persist homearchive.Patterns
 // persistAgents stands for the transcripts and settings of the usual agents.
 const persistAgents = "agent"
 
-// UnmarshalYAML parses one path, or a list of paths, below the guest's home directory.
-func (p *Persist) UnmarshalYAML(n ast.Node) error {
-	items := []ast.Node{n}
-	if list, ok := n.(*ast.SequenceNode); ok {
-		items = list.Values
-	}
-	*p = Persist{}
-	for _, item := range items {
-		text, ok := scalar(item)
-		if !ok {
-			return at(item, "must be a path like .claude/projects, or %q", persistAgents)
-		}
-		if text == persistAgents {
-			*p = append(*p, homearchive.Agents()...)
-			continue
-		}
-		if err := homearchive.CheckPattern(text); err != nil {
-			return at(item, "cannot save %q: %v", text, err)
-		}
-		*p = append(*p, text)
-	}
-	if len(*p) > homearchive.MaxPatterns {
-		return at(n, "persist must have at most %d paths, got %d", homearchive.MaxPatterns, len(*p))
-	}
-	return nil
-}
-
 // Dir is a directory or file on this host: an absolute path, or one that starts with ~/.
 type Dir string
 
-// UnmarshalYAML parses a path; "" means none.
-func (d *Dir) UnmarshalYAML(n ast.Node) error {
-	text, ok := scalar(n)
-	if !ok {
-		return at(n, "must be a path")
-	}
-	text, err := expandHome(text)
+// Set parses a path; "" means none.
+func (d *Dir) Set(text string) error {
+	path, err := expandHome(text)
 	if err != nil {
-		return at(n, "expand ~: HOME is not set")
+		return errors.New("must not start with ~: HOME is not set")
 	}
-	if text != "" && !filepath.IsAbs(text) {
-		return at(n, "must be an absolute path or start with ~/, got %q", text)
+	if path != "" && !filepath.IsAbs(path) {
+		return fmt.Errorf("must be an absolute path or start with ~/, got %q", text)
 	}
-	*d = Dir(text)
+	*d = Dir(path)
 	return nil
 }
 

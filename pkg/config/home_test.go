@@ -62,7 +62,7 @@ func TestOriginsOfHome(t *testing.T) {
 // profile cannot.
 func TestDotfilesAreTheUsers(t *testing.T) {
 	for text, want := range map[string]string{
-		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "must be a path",
+		"dotfiles: dot": "absolute", "dotfiles: ~other/x": "absolute", "dotfiles: [a]": "must be an absolute path",
 		"profiles: {p: {dotfiles: /x}}": "dotfiles", "repos: {o/r: {dotfiles: /x}}": "dotfiles",
 	} {
 		f := newFiles(t)
@@ -122,7 +122,7 @@ repos:
 		}
 	}
 	for text, want := range map[string]string{
-		"persist: [.zsh_history,\n  /etc/passwd]": "config.yaml:2: ", "persist: [../x]": "below", "persist: .": "below", "persist: [.netrc]": "never saved",
+		"persist: [.zsh_history,\n  /etc/passwd]": "config.yaml:2:3: ", "persist: [../x]": "below", "persist: .": "below", "persist: [.netrc]": "never saved",
 		"persist: [.ssh/id_ed25519]": "never saved", "persist: [[a]]": "must be a path like", "persist: {a: b}": "must be a path like", "persist: ['[a']": "without a matching ]",
 		"persist: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {saved_home: a lot}": "8GiB",
 	} {

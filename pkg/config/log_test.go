@@ -94,7 +94,7 @@ func TestBadLogSettings(t *testing.T) {
 		"log: {keep: -1}", "log: {keep: 100000}", "log: {colour: red}", "audit: {retention: 1h}", "audit: {retention: long}", "audit: {retention: -24h}",
 	} {
 		_, err := loadLog(t, "image: x\n"+user+"\n")
-		if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml:2: ") || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
+		if fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), "config.yaml:2:") || fail.HintOf(err) != "agent-sessionizer config edit config.yaml" {
 			t.Errorf("Load of %q: error %v, hint %q, want a usage error at config.yaml:2 with a hint to edit it", user, err, fail.HintOf(err))
 		}
 	}

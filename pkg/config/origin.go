@@ -1,16 +1,13 @@
 package config
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // Origin is the source of a value in effect.
@@ -56,128 +53,41 @@ type source struct {
 	layer string
 	name  string // config.yaml or resources.yaml
 	file  string
-	text  []byte
+	root  *strictyaml.Node
 }
 
 // step joins the parts of a key. It is not a dot, because repository names contain dots and
 // slashes.
 const step = "\x00"
 
-// listedValue is the value that a file has for a key.
-type listedValue struct {
-	line  int
-	text  string        // of a scalar
-	items []listedValue // of a list
-	kind  ast.NodeType
+// isSet reports whether a file's value for a key counts. An empty value does not: the setting
+// is inherited.
+func isSet(n *strictyaml.Node, key string) bool {
+	text, isScalar := n.Scalar()
+	return n.Kind == strictyaml.List || isScalar && text != "" && (text != "0" || key == "pool")
 }
 
-// set reports whether the value counts. An empty value does not: the setting is inherited.
-func (s listedValue) set(key string) bool {
-	switch s.kind {
-	case ast.NullType, ast.MappingType:
-		return false
-	case ast.SequenceType:
-		return true
-	}
-	return s.text != "" && (s.text != "0" || key == "pool")
-}
-
-// keys returns everything that a file sets, by key.
-func (s source) keys() map[string]listedValue {
-	found := map[string]listedValue{}
-	f, err := parser.ParseBytes(bytes.TrimPrefix(s.text, []byte("\ufeff")), 0)
-	if err != nil {
-		return found // decode has reported it
-	}
-	r := reader{found: found, anchors: map[string]ast.Node{}}
-	for _, doc := range f.Docs {
-		if doc.Body != nil {
-			r.read("", doc.Body)
-		}
-	}
-	return found
-}
-
-type reader struct {
-	found   map[string]listedValue
-	anchors map[string]ast.Node
-	depth   int
-}
-
-// deepest bounds the recursion through a cycle of aliases.
-const deepest = 100
-
-func (r *reader) read(key string, n ast.Node) {
-	if r.depth++; r.depth > deepest {
-		return
-	}
-	defer func() { r.depth-- }()
-	switch n := n.(type) {
-	case *ast.AnchorNode:
-		r.anchors[n.Name.GetToken().Value] = n.Value
-		r.read(key, n.Value)
-	case *ast.AliasNode:
-		if to, ok := r.anchors[n.Value.GetToken().Value]; ok {
-			r.read(key, to)
-		}
-	case *ast.MappingNode:
-		r.found[key] = listedValue{line: lineOf(n), kind: ast.MappingType}
-		for _, merged := range []bool{true, false} { // merged values have lower precedence than written ones
-			for _, kv := range n.Values {
-				if kv.Key.IsMergeKey() == merged {
-					r.pair(key, kv)
+// find returns what the file has for a key, or nil.
+func (s source) find(key string) *strictyaml.Node {
+	n := s.root
+	for i, part := range strings.Split(key, step) {
+		var found *strictyaml.Node
+		for j, k := range n.Keys {
+			name := k.Text
+			if i == 1 && (strings.HasPrefix(key, "repos"+step) || strings.HasPrefix(key, "overrides"+step)) { // a repository can be written in several ways
+				if repo, ok := ParseRepoKey(name); ok {
+					name = string(repo)
 				}
 			}
+			if name == part {
+				found = n.Items[j]
+			}
 		}
-	case *ast.MappingValueNode:
-		r.found[key] = listedValue{line: lineOf(n), kind: ast.MappingType}
-		r.pair(key, n)
-	case *ast.SequenceNode:
-		s := listedValue{line: lineOf(n), kind: ast.SequenceType}
-		for _, item := range n.Values {
-			if alias, ok := item.(*ast.AliasNode); ok {
-				item = r.anchors[alias.Value.GetToken().Value]
-			}
-			if anchor, ok := item.(*ast.AnchorNode); ok {
-				item = anchor.Value
-			}
-			if item == nil {
-				continue
-			}
-			text, _ := scalar(item)
-			s.items = append(s.items, listedValue{line: lineOf(item), text: text, kind: item.Type()})
-		}
-		r.found[key] = s
-	default:
-		text, _ := scalar(n)
-		r.found[key] = listedValue{line: lineOf(n), text: text, kind: n.Type()}
-	}
-}
-
-func (r *reader) pair(key string, kv *ast.MappingValueNode) {
-	if kv.Key.IsMergeKey() {
-		r.read(key, kv.Value)
-		return
-	}
-	name := kv.Key.GetToken().Value
-	if key == "repos" || key == "overrides" { // a repository can be written in several ways
-		if repo, ok := ParseRepoKey(name); ok {
-			name = string(repo)
+		if n = found; n == nil {
+			return nil
 		}
 	}
-	r.read(join(key, name), kv.Value)
-	// An entry without a value still has a line of its own.
-	if s, ok := r.found[join(key, name)]; ok && s.kind == ast.NullType {
-		s.line = lineOf(kv.Key)
-		r.found[join(key, name)] = s
-	}
-}
-
-func lineOf(n ast.Node) int {
-	if tok := n.GetToken(); tok != nil && tok.Position != nil {
-		return tok.Position.Line
-	}
-	return 0
+	return n
 }
 
 func join(key, part string) string {
@@ -190,21 +100,23 @@ func join(key, part string) string {
 // settingsPlace is a part of a file that can set values.
 type settingsPlace struct {
 	source
-	keys map[string]listedValue
-	at   string // key of the part; "" is the whole file
+	at string // key of the part; "" is the whole file
 }
 
-// find looks up one of document's keys, or one of resources.*.
-func (p settingsPlace) find(key string) (listedValue, bool) {
+// find returns the value of one of document's keys, or of one of resources.*, or nil if the
+// part does not set it.
+func (p settingsPlace) find(key string) *strictyaml.Node {
 	if p.name == "resources.yaml" {
 		part, ok := strings.CutPrefix(key, "resources"+step)
 		if !ok {
-			return listedValue{}, false
+			return nil
 		}
 		key = part
 	}
-	s, ok := p.keys[join(p.at, key)]
-	return s, ok && s.set(key)
+	if n := p.source.find(join(p.at, key)); n != nil && isSet(n, key) {
+		return n
+	}
+	return nil
 }
 
 // settingPlaces returns the parts of files that For and setScalars consult, lowest precedence
@@ -213,7 +125,7 @@ func (c *Config) settingPlaces(repo RepoKey, profile string) []settingsPlace {
 	var all, entries []settingsPlace
 	whole := map[string]string{"config.yaml": "", "resources.yaml": "defaults"}
 	for _, s := range c.sources {
-		all = append(all, settingsPlace{s, s.keys(), whole[s.name]})
+		all = append(all, settingsPlace{s, whole[s.name]})
 	}
 	// If several files have an entry with the same name, the last file's entry counts.
 	for _, e := range []struct{ name, at string }{
@@ -222,8 +134,8 @@ func (c *Config) settingPlaces(repo RepoKey, profile string) []settingsPlace {
 		{"config.yaml", join("repos", string(repo))},
 	} {
 		for _, p := range slices.Backward(all) {
-			if _, ok := p.keys[e.at]; ok && p.name == e.name {
-				entries = append(entries, settingsPlace{p.source, p.keys, e.at})
+			if p.name == e.name && p.source.find(e.at) != nil {
+				entries = append(entries, settingsPlace{p.source, e.at})
 				break
 			}
 		}
@@ -235,14 +147,14 @@ func (c *Config) settingPlaces(repo RepoKey, profile string) []settingsPlace {
 // sets it.
 func origin(places []settingsPlace, key string) Origin {
 	dotted := strings.ReplaceAll(key, step, ".")
-	for _, name := range []string{env[dotted], bareOf(dotted)} {
-		if name != "" && os.Getenv(name) != "" {
+	if i := slices.IndexFunc(settings, func(s setting) bool { return s.key == dotted }); i >= 0 {
+		if name := settings[i].variable(); name != "" {
 			return Origin{Layer: layerEnvironment, Name: name}
 		}
 	}
 	for _, p := range slices.Backward(places) {
-		if s, ok := p.find(key); ok {
-			return Origin{Layer: p.layer, File: p.file, Line: s.line}
+		if n := p.find(key); n != nil {
+			return Origin{Layer: p.layer, File: p.file, Line: n.Line}
 		}
 	}
 	return Origin{Layer: layerDefault}
@@ -252,9 +164,10 @@ func origin(places []settingsPlace, key string) Origin {
 func origins(places []settingsPlace, key string) []Origin {
 	var all []Origin
 	for _, p := range places {
-		s, _ := p.find(key)
-		for _, item := range s.items {
-			all = append(all, Origin{Layer: p.layer, File: p.file, Line: item.line})
+		if n := p.find(key); n != nil {
+			for _, item := range n.Items {
+				all = append(all, Origin{Layer: p.layer, File: p.file, Line: item.Line})
+			}
 		}
 	}
 	return all
@@ -272,30 +185,16 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add := func(v any, path ...string) {
 		all = append(all, Value{strings.Join(path, "."), v, origin(places, strings.Join(path, step))})
 	}
-	add(c.Image, "image")
-	add(c.Prepare, "prepare")
-	add(c.Pool, "pool")
-	add(set.Profile, "profile")
-	if profile != "" {
-		all[len(all)-1].Origin = Origin{Layer: layerFlag, Name: "--profile"}
+	for _, s := range settings {
+		v := s.value(c)
+		if s.key == "profile" { // the repository may have one of its own
+			v = set.Profile
+		}
+		add(v, strings.Split(s.key, ".")...)
+		if s.key == "profile" && profile != "" {
+			all[len(all)-1].Origin = Origin{Layer: layerFlag, Name: "--profile"}
+		}
 	}
-	add(c.Paths.LimaHome, "lima_home")
-	add(c.Limits.Running, "limits", "running")
-	add(c.Limits.MemoryReserve, "limits", "memory_reserve")
-	add(c.Limits.DiskReserve, "limits", "disk_reserve")
-	add(c.Limits.SavedHome, "limits", "saved_home")
-	add(c.Limits.MirrorSize, "limits", "mirror_size")
-	add(c.Limits.MirrorRefs, "limits", "mirror_refs")
-	add(c.Limits.MirrorTime.String(), "limits", "mirror_time")
-	add(c.Tasks.Slots, "tasks", "slots")
-	add(c.Tasks.CleanupTTL.String(), "tasks", "cleanup_ttl")
-	add(c.Log.Level, "log", "level")
-	add(c.Log.Format, "log", "format")
-	add(c.Log.File, "log", "file")
-	add(c.Log.Rotation, "log", "rotation")
-	add(c.Log.MaxSize, "log", "max_size")
-	add(c.Log.Keep, "log", "keep")
-	add(c.Audit.Retention, "audit", "retention")
 	add(c.Attention.Desktop, "attention", "desktop")
 	add(c.Attention.Command, "attention", "command")
 	add(c.Dotfiles, "dotfiles")

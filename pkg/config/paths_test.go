@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -119,12 +120,12 @@ func TestSize(t *testing.T) {
 	}
 	for _, size := range sizes {
 		text, err := yaml.Marshal(struct{ S config.Size }{size})
-		var back struct{ S config.Size }
+		var back config.Size
 		if err == nil {
-			err = yaml.Unmarshal(text, &back)
+			back, err = config.ParseSize(strings.TrimSpace(strings.TrimPrefix(string(text), "s:")))
 		}
-		if err != nil || back.S != size {
-			t.Errorf("Size %d as YAML, %q, is read as %d, %v, want the same", int64(size), text, int64(back.S), err)
+		if err != nil || back != size {
+			t.Errorf("Size %d as YAML, %q, is read as %d, %v, want the same", int64(size), text, int64(back), err)
 		}
 	}
 	// As a flag, an invalid value leaves the old value in place.

@@ -1,10 +1,9 @@
 package config
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
-
-	"github.com/goccy/go-yaml/ast"
 )
 
 // RepoKey is a repository's identity, in the form of repo.Ref: "github.com/owner/repo" or
@@ -12,15 +11,11 @@ import (
 // same name on another host can have another owner, who must not get its secrets.
 type RepoKey string
 
-// UnmarshalYAML parses owner/repo, host/owner/repo or local:/abs/path.
-func (k *RepoKey) UnmarshalYAML(n ast.Node) error {
-	text, ok := scalar(n)
-	if !ok {
-		return at(n, "must be owner/repo")
-	}
+// Set parses owner/repo, host/owner/repo or local:/abs/path.
+func (k *RepoKey) Set(text string) error {
 	key, ok := ParseRepoKey(text)
 	if !ok {
-		return at(n, "repository must be owner/repo (on github.com), host/owner/repo or local:/absolute/path, got %q", text)
+		return fmt.Errorf("must be owner/repo (on github.com), host/owner/repo or local:/absolute/path, got %q", text)
 	}
 	*k = key
 	return nil

@@ -1,186 +1,204 @@
 package config
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/docker/go-units"
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // maxFile bounds the size of a settings file. A larger file is a mistake.
 const maxFile = 1 << 20
 
-// decode parses strict YAML. Errors have the code fail.Usage and start with file:line.
-func decode(file string, text []byte, into any) error {
+// decode reads a file into a struct and returns its nodes. The error has the code fail.Usage,
+// and a line FILE:LINE:COLUMN for each problem.
+func decode(file string, text []byte, into any) (*strictyaml.Node, error) {
 	if len(text) > maxFile {
-		return fail.New(fail.Usage, "%s: file is larger than %v", file, Size(maxFile))
+		return nil, fail.New(fail.Usage, "%s: file is larger than %v", file, Size(maxFile))
 	}
-	err := decodeNode(bytes.TrimPrefix(text, []byte("\ufeff")), into) // the byte order mark that some editors write
+	d := decoder{Problems: &strictyaml.Problems{What: "file", Aliases: true}}
+	switch into.(type) {
+	case *document:
+		d.scalars = settings
+	case *Project:
+		d.Aliases = false // a few could make a huge value
+	}
+	root := strictyaml.Read(text, d.Problems)
+	if root != nil {
+		d.value(root, "", reflect.ValueOf(into).Elem())
+	}
+	if err := d.Err(file); err != nil {
+		return nil, fail.New(fail.Usage, "%w", err)
+	}
+	return root, nil
+}
+
+// decoder fills a value from nodes. A node without a value leaves the setting inherited.
+type decoder struct {
+	*strictyaml.Problems
+	scalars []setting // are checked here, and set by setScalars
+}
+
+// value fills v. Path is the key, as in network.allow[0].
+func (d *decoder) value(n *strictyaml.Node, path string, v reflect.Value) {
+	text, isScalar := n.Scalar()
+	if n.Kind == strictyaml.Null {
+		return
+	}
+	if i := slices.IndexFunc(d.scalars, func(s setting) bool { return s.key == path }); i >= 0 && isScalar {
+		if isSet(n, path) {
+			d.refuse(n, path, d.scalars[i].set(&Config{}, text))
+		}
+		return
+	}
+	switch into := v.Addr().Interface().(type) {
+	case interface{ Set(text string) error }:
+		if !isScalar {
+			text = n.Kind.String() // which none accepts
+		}
+		d.refuse(n, path, into.Set(text))
+		return
+	case *time.Duration:
+		d.refuse(n, path, (*Duration)(into).Set(n.Kind.String()))
+		return
+	case *Persist:
+		d.persist(n, path, into)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, path, v.Elem())
+	case reflect.Struct:
+		d.object(n, path, v)
+	case reflect.Map:
+		d.table(n, path, v)
+	case reflect.Slice:
+		d.list(n, path, v)
+	case reflect.Bool:
+		if n.Kind != strictyaml.Boolean {
+			d.Bad(n, path, "must be true or false, got %v", n.Kind)
+		}
+		v.SetBool(strings.EqualFold(text, "true"))
+	case reflect.Int:
+		i, err := strconv.Atoi(text)
+		if err != nil {
+			d.WrongKind(n, path, strictyaml.Integer)
+		}
+		v.SetInt(int64(i))
+	default:
+		if !isScalar {
+			d.WrongKind(n, path, strictyaml.Text)
+			return
+		}
+		v.SetString(text)
+	}
+}
+
+// refuse reports why a value is not accepted.
+func (d *decoder) refuse(n *strictyaml.Node, path string, err error) {
 	if err == nil {
-		return nil
+		return
 	}
-	at, what := file, err.Error()
-	if ye, ok := errors.AsType[yaml.Error](err); ok {
-		what = ye.GetMessage()
-		if tok := ye.GetToken(); tok != nil && tok.Position != nil {
-			at = fmt.Sprintf("%s:%d", file, tok.Position.Line)
-		}
+	why := strings.TrimPrefix(err.Error(), path+" ")
+	if !strings.HasPrefix(why, "must ") {
+		why = "is refused: " + why
 	}
-	if pe, ok := errors.AsType[*positionError](err); ok {
-		at, what = fmt.Sprintf("%s:%d", file, pe.line), pe.what
-	}
-	return fail.New(fail.Usage, "%s: %s", at, what)
+	d.Bad(n, path, "%s", why)
 }
 
-func decodeNode(text []byte, into any) (err error) {
-	// The library has panicked on input that only a fuzzer or an attacker writes.
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("parse YAML: %v", r)
-		}
-	}()
-	f, err := parser.ParseBytes(text, 0)
-	if err != nil {
-		return err
+func (d *decoder) object(n *strictyaml.Node, path string, v reflect.Value) {
+	if n.Kind != strictyaml.Object {
+		d.WrongKind(n, path, strictyaml.Object)
+		return
 	}
-	var body ast.Node // stays nil for an empty file, which is valid
-	for _, doc := range f.Docs {
-		switch {
-		case doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.CommentGroupType:
-		case body != nil:
-			// The decoder would silently ignore all documents but the first.
-			return at(doc.Body, "second YAML document; a file must contain only one")
+	names, fields := fieldsOf(v)
+	for key, value := range d.Entries(n, path) {
+		i := slices.Index(names, key.Text)
+		if i < 0 {
+			d.UnknownKey(key, path, names)
+			continue
+		}
+		d.value(value, strictyaml.Join(path, key.Text), fields[i])
+	}
+}
+
+// fieldsOf returns the keys of a struct, and the field of each.
+func fieldsOf(v reflect.Value) (names []string, fields []reflect.Value) {
+	for i := range v.NumField() {
+		switch name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options {
+		case "inline":
+			n, f := fieldsOf(v.Field(i))
+			names, fields = append(names, n...), append(fields, f...)
 		default:
-			body = doc.Body
+			names, fields = append(names, name), append(fields, v.Field(i))
 		}
 	}
-	if body == nil {
-		return nil
-	}
-	check := checker{}
-	_, check.hostile = into.(*Project)
-	ast.Walk(&check, body)
-	if check.err != nil {
-		return check.err
-	}
-	err = yaml.NewDecoder(bytes.NewReader(nil), yaml.DisallowUnknownField()).DecodeFromNode(body, into)
-	return rewordYAMLError(err, body)
+	return names, fields
 }
 
-// rewordYAMLError rewrites the error of a value of the wrong type. It names the key and the
-// expected type in terms of the file, where the library refers to Go types.
-func rewordYAMLError(err error, body ast.Node) error {
-	var wanted string
-	var tok *token.Token
-	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
-		wanted, tok = expectedKind(e.DstType), e.Token
-	} else if e, ok := errors.AsType[*yaml.OverflowError](err); ok {
-		wanted, tok = "a smaller number", e.Token
-	} else if e, ok := errors.AsType[*yaml.UnexpectedNodeTypeError](err); ok {
-		wanted, tok = map[ast.NodeType]string{ast.MappingType: "a mapping (key: value)", ast.SequenceType: "a list"}[e.Expected], e.Token
+func (d *decoder) table(n *strictyaml.Node, path string, v reflect.Value) {
+	if n.Kind != strictyaml.Object {
+		d.WrongKind(n, path, strictyaml.Object)
+		return
 	}
-	f := finder{token: tok}
-	if wanted != "" {
-		ast.Walk(&f, body)
+	v.Set(reflect.MakeMap(v.Type()))
+	for key, value := range d.Entries(n, path) {
+		k, entry := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		at := strictyaml.Join(path, key.Text)
+		d.value(key, at, k)
+		d.value(value, at, entry)
+		v.SetMapIndex(k, entry)
 	}
-	if f.found == nil {
-		return err
-	}
-	key, ok := strings.CutPrefix(f.found.GetPath(), "$.")
-	if !ok {
-		key = "the file"
-	}
-	return at(f.found, "%s must be %s", key, wanted)
 }
 
-// expectedKind describes what a file may contain for a value of type t.
-func expectedKind(t reflect.Type) string {
-	switch {
-	case t == reflect.TypeFor[time.Duration]():
-		return "a duration like 360h"
-	case t.Kind() == reflect.Bool:
-		return "true or false"
-	case t.Kind() == reflect.String:
-		return "a string"
-	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Float64:
-		return "a number"
-	case t.Kind() == reflect.Slice:
-		return "a list"
-	case t.Kind() == reflect.Map, t.Kind() == reflect.Struct:
-		return "a mapping (key: value)"
+func (d *decoder) list(n *strictyaml.Node, path string, v reflect.Value) {
+	if n.Kind != strictyaml.List {
+		d.WrongKind(n, path, strictyaml.List)
+		return
 	}
-	return ""
+	v.Set(reflect.MakeSlice(v.Type(), len(n.Items), len(n.Items)))
+	for i, item := range n.Items {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if item.Kind == strictyaml.Null {
+			d.WrongKind(item, at, strictyaml.Text)
+		}
+		d.value(item, at, v.Index(i))
+	}
 }
 
-// finder finds the outermost node with a given token.
-type finder struct {
-	token *token.Token
-	found ast.Node
-}
-
-// Visit implements ast.Visitor.
-func (v *finder) Visit(n ast.Node) ast.Visitor {
-	if v.found == nil && n.GetToken() == v.token {
-		v.found = n
+// persist reads one path, or a list of paths.
+func (d *decoder) persist(n *strictyaml.Node, path string, p *Persist) {
+	items := n.Items
+	if n.Kind != strictyaml.List {
+		items = []*strictyaml.Node{n}
 	}
-	if v.found != nil {
-		return nil
-	}
-	return v
-}
-
-// checker rejects YAML that the decoder reads in ways the author did not intend.
-type checker struct {
-	hostile bool // the author of the file is not the user
-	err     error
-}
-
-// Visit implements ast.Visitor.
-func (v *checker) Visit(n ast.Node) ast.Visitor {
-	if v.err != nil {
-		return nil
-	}
-	switch n := n.(type) {
-	case *ast.SequenceNode:
-		// For null items, the decoder makes zero values without calling UnmarshalYAML.
-		for _, item := range n.Values {
-			if item.Type() == ast.NullType {
-				v.err = at(item, "list item is empty")
+	*p = Persist{}
+	for _, item := range items {
+		text, ok := item.Scalar()
+		switch {
+		case !ok:
+			d.Bad(item, path, "must be a path like .claude/projects, or %q", persistAgents)
+		case text == persistAgents:
+			*p = append(*p, homearchive.Agents()...)
+		default:
+			if err := homearchive.CheckPattern(text); err != nil {
+				d.Bad(item, path, "is refused: cannot save %q: %v", text, err)
 			}
-		}
-	case *ast.TagNode:
-		v.err = at(n, "tags such as %s are not allowed", n.Start.Value)
-	case *ast.AliasNode:
-		if v.hostile { // a cycle of aliases is endless
-			v.err = at(n, "aliases are not allowed")
+			*p = append(*p, text)
 		}
 	}
-	return v
-}
-
-type positionError struct {
-	line int
-	what string
-}
-
-func (e *positionError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.what) }
-
-func at(n ast.Node, format string, args ...any) error {
-	line := 0
-	if tok := n.GetToken(); tok != nil && tok.Position != nil {
-		line = tok.Position.Line
+	if len(*p) > homearchive.MaxPatterns {
+		d.Bad(n, path, "must have at most %d paths, got %d", homearchive.MaxPatterns, len(*p))
 	}
-	return &positionError{line, fmt.Sprintf(format, args...)}
 }
 
 // Size is a number of bytes, written as "512MiB" or "8GiB". 8G and 8GB also mean 8GiB.
@@ -215,27 +233,6 @@ func (s Size) MarshalYAML() ([]byte, error) {
 		n, unit = n/1024, unit+1
 	}
 	return fmt.Appendf(nil, "%d%s", n, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit]), nil
-}
-
-// UnmarshalYAML parses a size; its errors contain the line.
-func (s *Size) UnmarshalYAML(n ast.Node) error {
-	text, ok := scalar(n)
-	if !ok {
-		return at(n, "must be a size like 8GiB")
-	}
-	v, err := ParseSize(text)
-	if err != nil {
-		return at(n, "%v", err)
-	}
-	*s = v
-	return nil
-}
-
-func scalar(n ast.Node) (string, bool) {
-	if _, ok := n.(ast.ScalarNode); !ok || n.Type() == ast.NullType {
-		return "", false
-	}
-	return n.GetToken().Value, true
 }
 
 // Set implements pflag.Value, so that flags and files accept the same sizes.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/termtexttest"
 )
 
 // TestStreamsAreFilteredForTerminals checks on both streams that a guest's output only

@@ -22,9 +22,10 @@ import (
 
 const maxAPIBody = 1 << 20
 
-// api serves the part of gvisor-tap-vsock's HTTP interface that Lima calls. It is meant for
+// API returns the handler for Lima's requests on the endpoint socket of a user-v2 network.
+// It serves the part of gvisor-tap-vsock's HTTP interface that Lima calls. It is meant for
 // a socket on the host; the guest's network cannot reach it.
-func (g *Gateway) api() http.Handler {
+func (g *Gateway) API() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /services/dhcp/leases", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/gatewaytest"
 )
 
 // benchWorld starts a gateway and a guest without any observers.
@@ -138,6 +138,6 @@ func BenchmarkDNSAnswer(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		g.dns(m, maxUDPReply)
+		g.dns.reply(m, maxUDPReply)
 	}
 }

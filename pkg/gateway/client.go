@@ -16,10 +16,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -46,12 +45,7 @@ type Process struct {
 
 // Running reports whether the gateway's process exists. The process may be frozen.
 func (p Process) Running() bool {
-	f, err := os.OpenFile(filepath.Join(p.Dir, lockFile), os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	return lockfile.Held(filepath.Join(p.Dir, lockFile))
 }
 
 // Start starts a gateway that serves the sockets in w under the policy. If a gateway

@@ -14,6 +14,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 // conn is one TCP connection of the guest, from its SYN to its end.
@@ -137,7 +139,7 @@ func (c *conn) ask(q question) decision {
 	c.mu.Lock()
 	c.asked = q
 	c.mu.Unlock()
-	return c.g.decide(q)
+	return c.g.policy.decide(q)
 }
 
 // review asks a new policy about the connection that the old policy allowed.
@@ -148,9 +150,9 @@ func (c *conn) review() {
 	if asked == (question{}) {
 		return // serve will ask the new policy
 	}
-	if d := c.g.decide(asked); !d.Allowed {
+	if d := c.g.policy.decide(asked); !d.Allowed {
 		c.abort("the policy changed: " + d.Reason)
-	} else if lax && !c.g.allowsUnchecked() {
+	} else if lax && !c.g.policy.allowsUnchecked() {
 		c.abort("the policy changed: requests to a name are now inspected")
 	}
 }
@@ -322,12 +324,7 @@ type upstream struct {
 }
 
 // CloseWrite tells the server that the guest has finished sending.
-func (u *upstream) CloseWrite() error {
-	if h, ok := u.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return nil
-}
+func (u *upstream) CloseWrite() error { return pipe.CloseWrite(u.Conn) }
 
 // Close closes the connection normally.
 func (u *upstream) Close() error {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -11,18 +12,21 @@ type (
 	decision = policy.Decision
 )
 
-// decide asks the policy in force. All of the gateway's decisions go through it.
-func (g *Gateway) decide(q question) decision { return g.policy.Load().Decide(q) }
+// currentPolicy is the policy in force.
+type currentPolicy struct{ atomic.Pointer[policy.Policy] }
+
+// decide asks the policy. All of the gateway's decisions go through it.
+func (c *currentPolicy) decide(q question) decision { return c.Load().Decide(q) }
 
 // allowsUnchecked reports whether names are allowed without inspecting the traffic to them.
-func (g *Gateway) allowsUnchecked() bool {
-	p := g.policy.Load()
+func (c *currentPolicy) allowsUnchecked() bool {
+	p := c.Load()
 	return p != nil && p.Mode == policy.Open
 }
 
 // services returns the opted-in services of the host and its network.
-func (g *Gateway) services() []netip.AddrPort {
-	if p := g.policy.Load(); p != nil {
+func (c *currentPolicy) services() []netip.AddrPort {
+	if p := c.Load(); p != nil {
 		return p.HostServices
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // idleLog returns a decision log without a writer; the test takes the writer's part.
@@ -292,11 +293,7 @@ func TestDecisionLogCloseReportsFailures(t *testing.T) {
 // TestServeOpensAllOrNone checks that a gateway's sockets replace those of a dead
 // gateway and are removed at the end. If one of them cannot be created, none remains.
 func TestServeOpensAllOrNone(t *testing.T) {
-	dir, err := os.MkdirTemp("", "s") // short, for the sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := testenv.ShortDir(t)
 	w := vm.NetSockets{Stream: filepath.Join(dir, "a", "stream"), Datagram: filepath.Join(dir, "b", "datagram"), API: filepath.Join(dir, "c", "api")}
 	if err := os.MkdirAll(filepath.Join(w.API, "in the way"), 0o700); err != nil {
 		t.Fatal(err)

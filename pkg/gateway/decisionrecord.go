@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -65,8 +66,10 @@ type Stats struct {
 	Attached  bool              `json:"attached"`
 }
 
-type counters struct {
-	allowed, denied, questions, panics atomic.Uint64
+// reporter counts decisions and passes them to the log.
+type reporter struct {
+	log   func(Record)
+	stats struct{ allowed, denied, questions, panics atomic.Uint64 }
 }
 
 // Stats returns the counters.
@@ -81,17 +84,27 @@ func (g *Gateway) Stats() Stats {
 }
 
 // report counts a decision and passes it to the log.
-func (g *Gateway) report(r Record) {
+func (r *reporter) report(d Record) {
 	switch {
-	case r.Kind == KindLink:
-	case !r.Allowed:
-		g.stats.denied.Add(1)
-	case !r.End:
-		g.stats.allowed.Add(1)
+	case d.Kind == KindLink:
+	case !d.Allowed:
+		r.stats.denied.Add(1)
+	case !d.End:
+		r.stats.allowed.Add(1)
 	}
-	if g.log != nil {
-		r.Time = time.Now()
-		g.log(r)
+	if r.log != nil {
+		d.Time = time.Now()
+		r.log(d)
+	}
+}
+
+// recoverPanic recovers from a panic, so that a bug in handling one packet or connection
+// does not end the VM's network. The resources of the code that it protects are closed
+// by that code's own defers.
+func (r *reporter) recoverPanic() {
+	if cause := recover(); cause != nil {
+		r.stats.panics.Add(1)
+		r.report(Record{Kind: KindLink, Reason: clean(fmt.Sprintf("internal error: %v", cause))})
 	}
 }
 

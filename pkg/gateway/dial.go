@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 const (
@@ -56,14 +58,14 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 	defer cancel()
 	port := c.to.Port()
 	q := question{Name: c.name, Port: port}
-	via, err := c.g.proxyFor("https", c.name, port)
+	via, err := c.g.proxy.forName("https", c.name, port)
 	if err != nil {
 		return nil, decision{}, netip.Addr{}, err
 	}
 	if via != nil {
-		conn, err := c.g.tunnel(ctx, via, net.JoinHostPort(c.name, strconv.Itoa(int(port))))
+		conn, err := tunnel(ctx, via, net.JoinHostPort(c.name, strconv.Itoa(int(port))))
 		if err == nil {
-			return c.track(conn), c.g.decide(q), netip.Addr{}, nil
+			return c.track(conn), c.g.policy.decide(q), netip.Addr{}, nil
 		}
 		// Corporate proxies often allow only port 443. SSH then bypasses the proxy, as it
 		// does on the host itself.
@@ -71,7 +73,7 @@ func (c *conn) dial() (*upstream, decision, netip.Addr, error) {
 			return nil, decision{}, netip.Addr{}, err
 		}
 	}
-	addrs, err := c.g.lookup(ctx, c.name)
+	addrs, err := c.g.resolver.lookup(ctx, c.name)
 	if err != nil {
 		return nil, decision{}, netip.Addr{}, err
 	}
@@ -122,9 +124,9 @@ func (c *conn) track(conn net.Conn) *upstream {
 // checkAddr decides about an address that the name resolved to, or that the guest dialled
 // without a name.
 func (c *conn) checkAddr(to netip.AddrPort) error {
-	d := c.g.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
-	if d.Allowed && !slices.Contains(c.g.services(), to) {
-		if reason := c.g.findOnHost(to.Addr()); reason != "" {
+	d := c.g.policy.decide(question{Name: c.name, Addr: to.Addr(), Port: to.Port()})
+	if d.Allowed && !slices.Contains(c.g.policy.services(), to) {
+		if reason := c.g.networks.find(to.Addr()); reason != "" {
 			d.Allowed, d.Reason = false, reason
 		}
 	}
@@ -193,13 +195,16 @@ func (c *conn) dialFirst(ctx context.Context, to []netip.AddrPort) (net.Conn, ne
 	}
 }
 
-// proxyFor returns the host's own proxy for a name, or nil if there is none.
-func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
+// hostProxy returns the host's own proxy for a URL, or nil if there is none.
+type hostProxy func(*url.URL) (*url.URL, error)
+
+// forName returns the proxy for a name, or nil if there is none.
+func (p hostProxy) forName(scheme, name string, port uint16) (*url.URL, error) {
 	host := net.JoinHostPort(name, strconv.Itoa(int(port)))
 	if scheme == "http" && port == portHTTP || scheme == "https" && port == portHTTPS {
 		host = name
 	}
-	via, err := g.proxy(&url.URL{Scheme: scheme, Host: host})
+	via, err := p(&url.URL{Scheme: scheme, Host: host})
 	if err != nil {
 		return nil, fmt.Errorf("the host's proxy: %w", err)
 	}
@@ -211,9 +216,15 @@ func (g *Gateway) proxyFor(scheme, name string, port uint16) (*url.URL, error) {
 
 var errProxyRefused = errors.New("the host's proxy refused")
 
+// servesPlain reports whether the host reaches plain HTTP on a name through a proxy.
+func (p hostProxy) servesPlain(name string) bool {
+	via, err := p.forName("http", name, portHTTP)
+	return err == nil && via != nil
+}
+
 // dialProxy connects to the host's own proxy, wherever the proxy is. Its address comes from
 // the host's configuration, not from the guest.
-func (g *Gateway) dialProxy(ctx context.Context, via *url.URL) (net.Conn, error) {
+func dialProxy(ctx context.Context, via *url.URL) (net.Conn, error) {
 	d := net.Dialer{Timeout: tryTime, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive}}
 	conn, err := d.DialContext(ctx, "tcp", proxyHost(via))
 	if err != nil {
@@ -244,8 +255,8 @@ func proxyHost(via *url.URL) string {
 
 // tunnel asks the host's proxy for a connection. The proxy chooses the address behind the
 // name, so the gateway cannot check it.
-func (g *Gateway) tunnel(ctx context.Context, via *url.URL, to string) (net.Conn, error) {
-	conn, err := g.dialProxy(ctx, via)
+func tunnel(ctx context.Context, via *url.URL, to string) (net.Conn, error) {
+	conn, err := dialProxy(ctx, via)
 	if err != nil {
 		return nil, err
 	}
@@ -298,9 +309,4 @@ func (r *replayed) Read(b []byte) (int, error) {
 }
 
 // CloseWrite passes on the end of the stream.
-func (r *replayed) CloseWrite() error {
-	if h, ok := r.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return nil
-}
+func (r *replayed) CloseWrite() error { return pipe.CloseWrite(r.Conn) }

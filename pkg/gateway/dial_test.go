@@ -43,7 +43,7 @@ func TestRebinding(t *testing.T) {
 	}
 	for _, a := range addrs {
 		w.names["example.org"] = []netip.Addr{a}
-		w.g.resolved = resolvedNames{}
+		w.g.resolver.resolved = resolvedNames{}
 		c := w.dial("example.org", 443)
 		c.Write(hello)
 		expectReset(t, c)
@@ -58,7 +58,7 @@ func TestRebinding(t *testing.T) {
 	// If an answer mixes blocked and allowed addresses, only the allowed one is used.
 	w.names["example.org"] = append(addrs[:5:5], netip.MustParseAddr("203.0.113.1"))
 	w.servers[netip.MustParseAddrPort("203.0.113.1:443")] = serveTCP(t, func(c net.Conn) { io.WriteString(c, "hi"); echo(c) })
-	w.g.resolved = resolvedNames{}
+	w.g.resolver.resolved = resolvedNames{}
 	c, err := w.guest.Dial(w.ctx(), netip.AddrPortFrom(fake, 443))
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestLocalNetworksWithGlobalAddresses(t *testing.T) {
 			for _, a := range near {
 				addr := netip.MustParseAddr(a)
 				w.names["example.org"] = []netip.Addr{addr}
-				w.g.resolved = resolvedNames{}
+				w.g.resolver.resolved = resolvedNames{}
 				if c, err := w.guest.DialName(w.ctx(), "example.org", 443); err == nil { // mode open refuses earlier
 					c.Write(hello)
 					expectReset(t, c)
@@ -184,7 +184,7 @@ func TestNetworksAreReadAgain(t *testing.T) {
 	g := quietGateway(t, allow("example.org"))
 	var now atomic.Pointer[hostnet.Networks]
 	now.Store(hostnet.New(nil, nil))
-	g.readNetworks = func() (*hostnet.Networks, error) { return now.Load(), nil }
+	g.networks.read = func() (*hostnet.Networks, error) { return now.Load(), nil }
 	g.connect = func(_ context.Context, _ netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error) {
 		now.Store(hostnet.New(prefixes("203.0.113.1/24"), nil)) // after the first check
 		g.networks.until = time.Time{}
@@ -193,7 +193,7 @@ func TestNetworksAreReadAgain(t *testing.T) {
 		}
 		return net.Dial("tcp", at.String())
 	}
-	g.resolve = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{to.Addr()}, nil }
+	g.resolver.resolve = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{to.Addr()}, nil }
 	c := &conn{g: g, name: "example.org", ctx: t.Context(), to: netip.AddrPortFrom(fakeAddr(9), 443)}
 	var denied *deniedError
 	if _, _, _, err := c.dial(); !errors.As(err, &denied) || !strings.Contains(denied.Reason, "local network") {
@@ -206,8 +206,8 @@ func TestNetworksAreReadAgain(t *testing.T) {
 
 func TestHostNetworksUnknown(t *testing.T) {
 	g := quietGateway(t, allow("example.org"))
-	g.readNetworks = func() (*hostnet.Networks, error) { return nil, errors.New("no netlink") }
-	if reason := g.findOnHost(netip.MustParseAddr("203.0.113.1")); !strings.Contains(reason, "no netlink") {
+	g.networks.read = func() (*hostnet.Networks, error) { return nil, errors.New("no netlink") }
+	if reason := g.networks.find(netip.MustParseAddr("203.0.113.1")); !strings.Contains(reason, "no netlink") {
 		t.Errorf("findOnHost without the host's networks = %q, want %q in it", reason, "no netlink")
 	}
 }

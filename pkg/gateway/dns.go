@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -25,6 +26,15 @@ const (
 	dnsIdle     = 30 * time.Second
 )
 
+// dnsServer answers the guest's questions.
+type dnsServer struct {
+	*reporter
+	policy *currentPolicy
+	hosts  *hostTable
+	names  *nameTable
+	unsent *atomic.Uint64 // counts replies that could not be sent
+}
+
 // startDNS serves DNS on the gateway's address. Every answer is computed here, without
 // asking another server. One goroutine can therefore keep up with any guest, and a flood of
 // questions costs only the guest's own time.
@@ -34,7 +44,7 @@ func (g *Gateway) startDNS() error {
 	if err != nil {
 		return err
 	}
-	g.run(datagrams, func() { g.dnsDatagrams(datagrams) })
+	g.run(datagrams, func() { g.dns.serveDatagrams(datagrams) })
 	streams, err := gonet.ListenTCP(g.stack, at, ipv4.ProtocolNumber)
 	if err != nil {
 		return err
@@ -46,7 +56,7 @@ func (g *Gateway) startDNS() error {
 			if err != nil {
 				return
 			}
-			if !g.run(c, func() { g.dnsStream(c) }) {
+			if !g.run(c, func() { g.dns.serveStream(c) }) {
 				c.Close()
 			}
 		}
@@ -54,22 +64,22 @@ func (g *Gateway) startDNS() error {
 	return nil
 }
 
-func (g *Gateway) dnsDatagrams(c net.PacketConn) {
+func (s *dnsServer) serveDatagrams(c net.PacketConn) {
 	message := make([]byte, maxQuestion)
 	for {
 		n, from, err := c.ReadFrom(message)
 		if err != nil {
 			return
 		}
-		if reply := g.dns(message[:n], maxUDPReply); reply != nil {
+		if reply := s.reply(message[:n], maxUDPReply); reply != nil {
 			if _, err := c.WriteTo(reply, from); err != nil {
-				g.nic.drops[dropUnsent].Add(1) // the client asks again
+				s.unsent.Add(1) // the client asks again
 			}
 		}
 	}
 }
 
-func (g *Gateway) dnsStream(c net.Conn) {
+func (s *dnsServer) serveStream(c net.Conn) {
 	message := make([]byte, maxQuestion)
 	for {
 		if err := c.SetDeadline(time.Now().Add(dnsIdle)); err != nil {
@@ -86,7 +96,7 @@ func (g *Gateway) dnsStream(c net.Conn) {
 		if _, err := io.ReadFull(c, message[:n]); err != nil {
 			return
 		}
-		reply := g.dns(message[:n], dns.MaxMsgSize)
+		reply := s.reply(message[:n], dns.MaxMsgSize)
 		if reply == nil {
 			return
 		}
@@ -97,10 +107,10 @@ func (g *Gateway) dnsStream(c net.Conn) {
 	}
 }
 
-// dns returns the reply to one message, of at most size bytes, or nil if there is none.
-func (g *Gateway) dns(message []byte, size int) (packed []byte) {
-	defer g.recoverPanic()
-	g.stats.questions.Add(1)
+// reply returns the reply to one message, of at most size bytes, or nil if there is none.
+func (s *dnsServer) reply(message []byte, size int) (packed []byte) {
+	defer s.recoverPanic()
+	s.stats.questions.Add(1)
 	ask := new(dns.Msg)
 	// Do not answer a message that is not a question: two servers that answered each
 	// other's errors would never stop.
@@ -114,7 +124,7 @@ func (g *Gateway) dns(message []byte, size int) (packed []byte) {
 		var why string
 		reply.SetReply(ask)
 		reply.RecursionAvailable = true
-		reply.Rcode, reply.Answer, why = g.answer(ask)
+		reply.Rcode, reply.Answer, why = s.answer(ask)
 		if opt := ask.IsEdns0(); opt != nil {
 			size = min(size, max(int(opt.UDPSize()), dns.MinMsgSize))
 			explain(reply, why)
@@ -142,7 +152,7 @@ func explain(reply *dns.Msg, why string) {
 }
 
 // answer decides about the only question of a message.
-func (g *Gateway) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
+func (s *dnsServer) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
 	if ask.Opcode != dns.OpcodeQuery {
 		return dns.RcodeNotImplemented, nil, ""
 	}
@@ -152,41 +162,41 @@ func (g *Gateway) answer(ask *dns.Msg) (code int, answer []dns.RR, why string) {
 	q := ask.Question[0]
 	name, err := policy.Canonical(q.Name)
 	if err != nil {
-		return g.denied(q.Name, decision{Reason: err.Error()})
+		return s.denied(q.Name, decision{Reason: err.Error()})
 	}
-	if addr, ok := g.hosts.addr(name); ok {
+	if addr, ok := s.hosts.addr(name); ok {
 		if q.Qtype == dns.TypeA {
 			answer = []dns.RR{addressRecord(q.Name, addr)}
 		}
 		return dns.RcodeSuccess, answer, ""
 	}
-	d := g.decide(question{Name: name})
+	d := s.policy.decide(question{Name: name})
 	if !d.Allowed {
-		return g.denied(name, d)
+		return s.denied(name, d)
 	}
 	// Records of other types do not exist: there is no IPv6 inside, there are no keys for
 	// an encrypted ClientHello, and no answer can reveal to anyone what the guest asked.
 	if q.Qtype != dns.TypeA {
 		return dns.RcodeSuccess, nil, ""
 	}
-	addr, ok := g.names.addr(name)
+	addr, ok := s.names.addr(name)
 	if !ok {
 		d.Allowed, d.Reason = false, "too many names are in use"
-		g.reportDNS(name, addr, d)
+		s.reportDNS(name, addr, d)
 		return dns.RcodeServerFailure, nil, d.Reason
 	}
-	g.reportDNS(name, addr, d)
+	s.reportDNS(name, addr, d)
 	return dns.RcodeSuccess, []dns.RR{addressRecord(q.Name, addr)}, ""
 }
 
-func (g *Gateway) denied(name string, d decision) (int, []dns.RR, string) {
+func (s *dnsServer) denied(name string, d decision) (int, []dns.RR, string) {
 	d.Allowed = false
-	g.reportDNS(name, netip.Addr{}, d)
+	s.reportDNS(name, netip.Addr{}, d)
 	return dns.RcodeNameError, nil, clean("agent-sessionizer: " + d.Reason)
 }
 
-func (g *Gateway) reportDNS(name string, addr netip.Addr, d decision) {
-	g.report(Record{
+func (s *dnsServer) reportDNS(name string, addr netip.Addr, d decision) {
+	s.report(Record{
 		Kind: KindDNS, Name: clean(name), Addr: addr, Port: dnsPort,
 		Allowed: d.Allowed, Rule: d.Rule, Source: d.Source, Reason: d.Reason,
 	})

@@ -157,7 +157,7 @@ func TestDNSOddMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		reply := new(dns.Msg)
-		if err := reply.Unpack(g.dns(b, maxUDPReply)); err != nil || reply.Rcode != test.code || len(reply.Answer) > 0 {
+		if err := reply.Unpack(g.dns.reply(b, maxUDPReply)); err != nil || reply.Rcode != test.code || len(reply.Answer) > 0 {
 			t.Errorf("%s: reply %s, %v, want Rcode %s and no answers", name, reply, err, dns.RcodeToString[test.code])
 		}
 	}
@@ -168,13 +168,13 @@ func TestDNSOddMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, m := range map[string][]byte{"a reply": b, "11 bytes": b[:11], "nothing": nil} {
-		if got := g.dns(m, maxUDPReply); got != nil {
+		if got := g.dns.reply(m, maxUDPReply); got != nil {
 			t.Errorf("%s: dns() = % x, want no reply", name, got)
 		}
 	}
 	garbage := append(binary.BigEndian.AppendUint16(nil, 0xabcd), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xc0, 0x0c)
 	reply := new(dns.Msg)
-	if err := reply.Unpack(g.dns(garbage, maxUDPReply)); err != nil || reply.Rcode != dns.RcodeFormatError || reply.Id != 0xabcd {
+	if err := reply.Unpack(g.dns.reply(garbage, maxUDPReply)); err != nil || reply.Rcode != dns.RcodeFormatError || reply.Id != 0xabcd {
 		t.Errorf("garbage: reply %s, %v, want Rcode %s, Id %d", reply, err, dns.RcodeToString[dns.RcodeFormatError], 0xabcd)
 	}
 }

@@ -12,6 +12,8 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 const toGateway = tcpip.LinkAddress(gatewayMAC)
@@ -151,18 +153,9 @@ func TestDropsAreCounted(t *testing.T) {
 		w.guest.Send(mac)
 	}
 	w.wait("a dropped frame", func(r Record) bool { return r.Kind == KindLink && r.Reason == "frame dropped: foreign_mac" })
-	waitFor(t, "1000 frames were dropped", func() bool { return w.g.Stats().Dropped["foreign_mac"] == 1000 })
+	testenv.WaitFor(t, "1000 frames were dropped", func() bool { return w.g.Stats().Dropped["foreign_mac"] == 1000 })
 	if n := len(w.all(func(r Record) bool { return r.Kind == KindLink && !r.Allowed })); n > 100 {
 		t.Errorf("%d records of the same drop, want at most 100", n)
-	}
-}
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%v passed before %s", patience, what)
-		}
 	}
 }
 
@@ -220,7 +213,7 @@ func TestHostileFrames(t *testing.T) {
 		header.TCP(syn).SetDestinationPort(uint16(7777 + port%2))
 		w.guest.Send(ipFrame(toGateway, "192.168.5.15", fake.String(), 6, syn))
 	}
-	waitFor(t, "25000 frames arrived", func() bool { return w.g.Stats().FramesIn >= 25_000 })
+	testenv.WaitFor(t, "25000 frames arrived", func() bool { return w.g.Stats().FramesIn >= 25_000 })
 	c := w.dialPatiently("example.org", 7777)
 	io.WriteString(c, "alive\n")
 	expectRead(t, c, "alive\n")
@@ -269,7 +262,7 @@ func TestStreamLengths(t *testing.T) {
 	send(70_000, make([]byte, 70_000)) // a frame that no stack produces is skipped
 	send(maxSkipped, make([]byte, maxSkipped))
 	send(5, []byte("after"))
-	waitFor(t, "5 frames arrived", func() bool { return w.g.Stats().FramesIn == 5 })
+	testenv.WaitFor(t, "5 frames arrived", func() bool { return w.g.Stats().FramesIn == 5 })
 	if d := w.g.Stats().Dropped; d["too_long"] != 2 || d["malformed"] != 3 {
 		t.Errorf("Stats().Dropped = %v, want too_long 2, malformed 3", d)
 	}
@@ -290,7 +283,7 @@ func TestFrozenMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "10000 frames arrived", func() bool { return w.g.Stats().FramesIn == 10_000 })
+	testenv.WaitFor(t, "10000 frames arrived", func() bool { return w.g.Stats().FramesIn == 10_000 })
 	w.g.SetPolicy(nil)
 	w.g.nic.mu.Lock()
 	transport := w.g.nic.transport

@@ -94,7 +94,7 @@ func FuzzDNS(f *testing.F) {
 	p := allow("example.org", "*.zone.example")
 	g := quietGateway(f, p)
 	f.Fuzz(func(t *testing.T, message []byte) {
-		reply := g.dns(message, maxUDPReply)
+		reply := g.dns.reply(message, maxUDPReply)
 		if n := g.stats.panics.Load(); n > 0 {
 			t.Fatalf("dns(% x): %d panics", message, n)
 		}

@@ -18,16 +18,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/sync/singleflight"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
@@ -69,10 +66,7 @@ type Options struct {
 // Gateway is the network of one virtual machine. Its methods may be called
 // concurrently.
 type Gateway struct {
-	log          func(Record)
-	resolve      func(context.Context, string) ([]netip.Addr, error)
-	proxy        func(*url.URL) (*url.URL, error)
-	readNetworks func() (*hostnet.Networks, error)
+	reporter
 	// connect is the last step of a dial to an allowed address. Tests redirect it to
 	// loopback; they cannot change any earlier step.
 	connect func(ctx context.Context, to netip.AddrPort, allowed func(netip.AddrPort) error) (net.Conn, error)
@@ -84,21 +78,20 @@ type Gateway struct {
 	mac    net.HardwareAddr
 	mtu    int
 
-	policy atomic.Pointer[policy.Policy]
+	policy currentPolicy
 	stack  *stack.Stack
 	nic    *nic
 	names  *nameTable // fake addresses
 	hosts  hostTable  // names of the gateway and the guest
-	conns  conns      // connections of the guest
-	ports  exposed    // ports of the guest on the host's loopback
+	dns    dnsServer
+	conns  conns   // connections of the guest
+	ports  exposed // ports of the guest on the host's loopback
 	web    *web
-	stats  counters
 	quiet  limiter // keeps repeated packets from flooding the log
 
 	networks hostNetworks
-	lookups  singleflight.Group
-	resolved resolvedNames
-	asking   *semaphore.Weighted
+	resolver resolver
+	proxy    hostProxy
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -128,24 +121,26 @@ func New(o Options) (*Gateway, error) {
 		return nil, fmt.Errorf("MTU %d: must be 1500 to 65520", o.MTU)
 	}
 	g := &Gateway{
-		log: o.Log, resolve: o.Resolve, proxy: o.Proxy, readNetworks: o.HostNetworks, connect: connect, heap: heapLive,
+		reporter: reporter{log: o.Log}, proxy: o.Proxy, networks: hostNetworks{read: o.HostNetworks}, connect: connect, heap: heapLive,
 		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
-		names: newNameTable(time.Now), asking: semaphore.NewWeighted(maxLookups),
-		open: map[closer]struct{}{},
+		names: newNameTable(time.Now),
+		open:  map[closer]struct{}{},
 	}
-	if g.resolve == nil {
-		g.resolve = hostResolver
+	if o.Resolve == nil {
+		o.Resolve = hostResolver
 	}
 	if g.proxy == nil {
 		g.proxy = httpproxy.FromEnvironment().ProxyFunc()
 	}
-	if g.readNetworks == nil {
-		g.readNetworks = hostnet.Read
+	if g.networks.read == nil {
+		g.networks.read = hostnet.Read
 	}
 	g.hosts.set("host.lima.internal", g.host)
 	g.policy.Store(o.Policy)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.resolver = resolver{ctx: g.ctx, resolve: o.Resolve, asking: semaphore.NewWeighted(maxLookups)}
 	g.nic = newNIC(g)
+	g.dns = dnsServer{reporter: &g.reporter, policy: &g.policy, hosts: &g.hosts, names: g.names, unsent: &g.nic.drops[dropUnsent]}
 	if err := g.start(); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -186,10 +181,6 @@ func (g *Gateway) SetPolicy(p *policy.Policy) {
 // has ended. The network cannot be connected again: the gateway's work is over.
 func (g *Gateway) Detached() <-chan struct{} { return g.nic.detached }
 
-// API returns the handler for Lima's requests on the endpoint socket of a user-v2
-// network.
-func (g *Gateway) API() http.Handler { return g.api() }
-
 // run starts a goroutine that Close waits for. If c is not nil, Close closes it to end
 // the goroutine. run reports false when the gateway is already closed.
 func (g *Gateway) run(c closer, task func()) bool {
@@ -216,16 +207,6 @@ func (g *Gateway) release(c closer) {
 	g.mu.Lock()
 	delete(g.open, c)
 	g.mu.Unlock()
-}
-
-// recoverPanic recovers from a panic, so that a bug in handling one packet or connection
-// does not end the VM's network. The resources of the code that it protects are closed
-// by that code's own defers.
-func (g *Gateway) recoverPanic() {
-	if cause := recover(); cause != nil {
-		g.stats.panics.Add(1)
-		g.report(Record{Kind: KindLink, Reason: clean(fmt.Sprintf("internal error: %v", cause))})
-	}
 }
 
 // Close cuts all connections and waits for the gateway's goroutines.

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -59,12 +60,7 @@ func (w *webConn) Close() error {
 }
 
 // CloseWrite passes on the end of an upgraded stream.
-func (w *webConn) CloseWrite() error {
-	if h, ok := w.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return nil
-}
+func (w *webConn) CloseWrite() error { return pipe.CloseWrite(w.Conn) }
 
 type webConnKey struct{}
 
@@ -75,7 +71,7 @@ func newWeb(g *Gateway) *web {
 	http1.SetHTTP1(true)
 	w.forward = &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
-			c := connOf(p.In)
+			c := webConnOf(p.In)
 			p.Out.URL.Scheme, p.Out.URL.Host = "http", c.authority()
 			p.Out.URL.RawQuery = p.In.URL.RawQuery
 			p.Out.Host = c.authority()
@@ -139,17 +135,17 @@ func webConnOf(r *http.Request) *webConn {
 func connOf(r *http.Request) *conn { return webConnOf(r).c }
 
 // authority returns the Host header for the name that was dialled.
-func (c *conn) authority() string {
-	if c.to.Port() == portHTTP {
-		return c.name
+func (w *webConn) authority() string {
+	if w.c.to.Port() == portHTTP {
+		return w.c.name
 	}
-	return net.JoinHostPort(c.name, strconv.Itoa(int(c.to.Port())))
+	return net.JoinHostPort(w.c.name, strconv.Itoa(int(w.c.to.Port())))
 }
 
 // serveHTTP serves a connection on which the guest speaks HTTP, until it ends. It uses
 // one upstream connection at a time, starting with first if that is not nil.
 func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
-	via, err := c.g.proxyFor("http", c.name, c.to.Port())
+	via, err := c.g.proxy.forName("http", c.name, c.to.Port())
 	if err != nil {
 		c.fail(protoHTTP, err)
 		return
@@ -167,11 +163,11 @@ func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 		MaxResponseHeaderBytes: maxResponseHeader,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			if via != nil {
-				conn, err := c.g.dialProxy(c.ctx, &url.URL{Scheme: "http", Host: proxyHost(via)})
+				conn, err := dialProxy(c.ctx, &url.URL{Scheme: "http", Host: proxyHost(via)})
 				if err != nil {
 					return nil, err
 				}
-				c.open(protoHTTP, c.g.decide(question{Name: c.name, Port: c.to.Port()}), netip.Addr{})
+				c.open(protoHTTP, c.g.policy.decide(question{Name: c.name, Port: c.to.Port()}), netip.Addr{})
 				return c.track(conn), nil
 			}
 			d := first
@@ -205,7 +201,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Connection", "close")
 		http.Error(rw, "agent-sessionizer: "+clean(d.Reason), status)
 	}
-	if d := c.g.decide(question{Name: c.name, Port: c.to.Port()}); !d.Allowed {
+	if d := c.g.policy.decide(question{Name: c.name, Port: c.to.Port()}); !d.Allowed {
 		refuse(http.StatusForbidden, d)
 		return
 	}
@@ -220,7 +216,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusMisdirectedRequest, decision{Reason: fmt.Sprintf("HTTP request for a %q URL", r.URL.Scheme)})
 		return
 	}
-	if err := c.checkHost(r.Host); err != nil {
+	if err := webConnOf(r).checkHost(r.Host); err != nil {
 		refuse(http.StatusMisdirectedRequest, decision{Reason: err.Error()})
 		return
 	}
@@ -230,21 +226,21 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 }
 
 // checkHost returns an error if host is not the name and port that were dialled.
-func (c *conn) checkHost(host string) error {
-	c.mu.Lock()
-	lax := c.unchecked
-	c.mu.Unlock()
+func (w *webConn) checkHost(host string) error {
+	w.c.mu.Lock()
+	lax := w.c.unchecked
+	w.c.mu.Unlock()
 	if lax {
 		return nil
 	}
 	name := host
 	if h, port, err := net.SplitHostPort(host); err == nil {
-		if port != strconv.Itoa(int(c.to.Port())) {
+		if port != strconv.Itoa(int(w.c.to.Port())) {
 			return fmt.Errorf("HTTP Host %q differs from the dialled port", host)
 		}
 		name = h
 	}
-	if got, err := policy.Canonical(name); err != nil || got != c.name {
+	if got, err := policy.Canonical(name); err != nil || got != w.c.name {
 		return fmt.Errorf("HTTP Host %q differs from the dialled name", host)
 	}
 	return nil

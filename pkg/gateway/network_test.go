@@ -19,9 +19,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/test/gatewaytest"
 )
 
 const guestMAC = "52:55:55:12:34:56"

@@ -12,13 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -77,11 +77,17 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	debug.SetMemoryLimit(memoryLimit)
 	debug.SetGCPercent(50)
 	unix.Umask(0o077)
-	lock, err := claim(dir)
+	lock, ok, err := lockfile.Try(filepath.Join(dir, lockFile))
+	if err == nil && !ok {
+		err = fail.New(fail.Conflict, "the gateway in %s is already running", dir)
+	}
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer lock.Unlock()
+	if err := lock.Mark(); err != nil {
+		return err
+	}
 	var sockets vm.NetSockets
 	b, err := os.ReadFile(filepath.Join(dir, netConfigFile))
 	if err == nil {
@@ -101,24 +107,6 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	s.reload()
 	err = s.serve(ctx, sockets)
 	return errors.Join(err, s.gateway.Close(), s.decisions.close())
-}
-
-// claim takes the lock and writes this process's pid into it.
-func claim(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fail.New(fail.Host, "lock the gateway: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fail.New(fail.Conflict, "the gateway in %s is already running: %w", dir, err), f.Close())
-	}
-	if err = f.Truncate(0); err == nil {
-		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	}
-	if err != nil {
-		return nil, errors.Join(fail.New(fail.Host, "lock the gateway: %w", err), f.Close())
-	}
-	return f, nil
 }
 
 // serve opens the sockets, the API's last. A client that reaches the API therefore

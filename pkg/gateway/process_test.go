@@ -23,22 +23,17 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/gatewaytest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain runs a gateway when this test binary is started as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == gateway.Command {
-		if err := gateway.Main(context.Background(), os.Args[2], slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(reexec.Run(m))
+	testenv.Main(m, testenv.Commands{gateway.Command: func(ctx context.Context, args []string) error {
+		return gateway.Main(ctx, args[0], slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}})
 }
 
 // rig is a gateway's directory together with the sockets of its VM.

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
 )
 
@@ -53,36 +56,45 @@ func (r *resolvedNames) put(name string, addrs []netip.Addr) {
 	r.m[name] = resolvedName{addrs, time.Now().Add(resolvedTime)}
 }
 
+// resolver resolves names on the host.
+type resolver struct {
+	ctx      context.Context // of the gateway
+	resolve  func(ctx context.Context, name string) ([]netip.Addr, error)
+	lookups  singleflight.Group
+	resolved resolvedNames
+	asking   *semaphore.Weighted
+}
+
 // lookup asks the host's resolver, once for all concurrent callers that need the same
 // name.
-func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
-	if addrs, ok := g.resolved.get(name); ok {
+func (r *resolver) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	if addrs, ok := r.resolved.get(name); ok {
 		return addrs, nil
 	}
-	answer := g.lookups.DoChan(name, func() (any, error) {
+	answer := r.lookups.DoChan(name, func() (any, error) {
 		// The query may outlive the connection that asked first, but not the gateway.
-		ctx, cancel := context.WithTimeout(g.ctx, lookupTime)
+		ctx, cancel := context.WithTimeout(r.ctx, lookupTime)
 		defer cancel()
-		if err := g.asking.Acquire(ctx, 1); err != nil {
+		if err := r.asking.Acquire(ctx, 1); err != nil {
 			return nil, err
 		}
-		defer g.asking.Release(1)
-		addrs, err := g.resolve(ctx, name)
+		defer r.asking.Release(1)
+		addrs, err := r.resolve(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		addrs = usable(addrs)
-		g.resolved.put(name, addrs)
+		r.resolved.put(name, addrs)
 		return addrs, nil
 	})
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case r := <-answer:
-		addrs, ok := r.Val.([]netip.Addr)
+	case a := <-answer:
+		addrs, ok := a.Val.([]netip.Addr)
 		switch {
-		case r.Err != nil:
-			return nil, fmt.Errorf("resolve: %w", r.Err)
+		case a.Err != nil:
+			return nil, fmt.Errorf("resolve: %w", a.Err)
 		case !ok || len(addrs) == 0:
 			return nil, fmt.Errorf("resolve: %s has no address", name)
 		}
@@ -121,21 +133,21 @@ func usable(addrs []netip.Addr) []netip.Addr {
 // hostNetworks caches the host's networks for networksTime. Reading them for every
 // connection would let a guest keep the host busy.
 type hostNetworks struct {
+	read  func() (*hostnet.Networks, error)
 	mu    sync.Mutex
 	now   *hostnet.Networks
 	err   error
 	until time.Time
 }
 
-// findOnHost returns why an address belongs to the host or to its local networks, and
+// find returns why an address belongs to the host or to its local networks, and
 // "" when it does not. If the networks cannot be read, every address counts as one of
 // the host's.
-func (g *Gateway) findOnHost(addr netip.Addr) string {
-	n := &g.networks
+func (n *hostNetworks) find(addr netip.Addr) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if now := time.Now(); !now.Before(n.until) {
-		n.now, n.err = g.readNetworks()
+		n.now, n.err = n.read()
 		n.until = time.Now().Add(networksTime)
 	}
 	if n.err != nil {

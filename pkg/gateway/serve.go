@@ -39,7 +39,7 @@ func (c *conn) serve() {
 // serveName serves a connection to the address of a name.
 func (c *conn) serveName() {
 	c.mu.Lock()
-	c.unchecked = c.g.allowsUnchecked()
+	c.unchecked = c.g.policy.allowsUnchecked()
 	lax := c.unchecked
 	c.mu.Unlock()
 	port := c.to.Port()
@@ -48,7 +48,7 @@ func (c *conn) serveName() {
 		return
 	}
 	switch {
-	case lax && (port != portHTTP || !c.plainProxy()):
+	case lax && (port != portHTTP || !c.g.proxy.servesPlain(c.name)):
 		c.serveRaw(protoRaw)
 	case port == portHTTPS:
 		c.serveTLS()
@@ -63,16 +63,10 @@ func (c *conn) serveName() {
 	}
 }
 
-// plainProxy reports whether the host reaches plain HTTP through a proxy.
-func (c *conn) plainProxy() bool {
-	via, err := c.g.proxyFor("http", c.name, c.to.Port())
-	return err == nil && via != nil
-}
-
 // serveHost serves a connection to the gateway's own address. It reaches the opted-in
 // services on the host's loopback, on the same port.
 func (c *conn) serveHost() {
-	for _, s := range c.g.services() {
+	for _, s := range c.g.policy.services() {
 		if s.Addr().IsLoopback() && s.Port() == c.to.Port() {
 			c.serveAddr(s)
 			return
@@ -96,7 +90,7 @@ func (c *conn) serveAddr(to netip.AddrPort) {
 			return
 		}
 		c.open(protoRaw, d, to.Addr())
-		c.splice(guest, guest, up)
+		joined{c, guest, up}.splice(guest)
 		return
 	}
 	c.deny("", d)
@@ -114,7 +108,7 @@ func (c *conn) serveRaw(proto string) {
 		return
 	}
 	c.open(proto, d, addr)
-	c.splice(guest, guest, up)
+	joined{c, guest, up}.splice(guest)
 }
 
 // serveTLS passes a connection whose ClientHello carries the name.
@@ -137,23 +131,30 @@ func (c *conn) serveTLS() {
 		return
 	}
 	c.open(protoTLS, d, addr)
-	c.spliceTLS(hello, guest, up)
+	joined{c, guest, up}.spliceTLS(hello)
+}
+
+// joined is an accepted connection with its connection to the outside.
+type joined struct {
+	*conn
+	guest *guestEnd
+	up    *upstream
 }
 
 // spliceTLS passes everything after a ClientHello that was checked. Another ClientHello
 // must carry the same name.
-func (c *conn) spliceTLS(h clientHello, guest *guestEnd, up *upstream) {
-	if _, err := up.Write(h.bytes); err != nil {
+func (j joined) spliceTLS(h clientHello) {
+	if _, err := j.up.Write(h.bytes); err != nil {
 		return
 	}
-	if err := up.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
+	if err := j.up.SetReadDeadline(time.Now().Add(firstTime)); err != nil {
 		return
 	}
-	retry, err := passServerHello(guest, up)
-	if err := errors.Join(err, up.SetReadDeadline(time.Time{})); err != nil {
+	retry, err := passServerHello(j.guest, j.up)
+	if err := errors.Join(err, j.up.SetReadDeadline(time.Time{})); err != nil {
 		return
 	}
-	c.splice(&secondHelloReader{guestEnd: guest, name: c.name, rest: h.rest, retry: retry}, guest, up)
+	j.splice(&secondHelloReader{guestEnd: j.guest, name: j.name, rest: h.rest, retry: retry})
 }
 
 // serveSSH passes the server's bytes at once, and the guest's bytes if they begin with
@@ -169,51 +170,51 @@ func (c *conn) serveSSH() {
 		return
 	}
 	c.open(protoSSH, d, addr)
-	c.splice(&sshOnly{guestEnd: guest}, guest, up)
+	joined{c, guest, up}.splice(&sshOnly{guestEnd: guest})
 }
 
 // splice copies in both directions until both sides have finished. An end of one stream
 // is passed on as an end, and an error as a reset of both sides.
-func (c *conn) splice(from io.Reader, guest *guestEnd, up *upstream) {
+func (j joined) splice(from io.Reader) {
 	var toGuest error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer c.g.recoverPanic()
+		defer j.g.recoverPanic()
 		ended := false
 		defer func() {
 			if !ended {
-				c.reset(guest, up)
+				j.reset()
 			}
 		}()
-		toGuest = pump(guest, up)
+		toGuest = pump(j.guest, j.up)
 		ended = toGuest == nil
 	})
-	fromGuest := pump(up, from)
+	fromGuest := pump(j.up, from)
 	if fromGuest != nil {
-		c.reset(guest, up)
+		j.reset()
 	}
 	wg.Wait()
-	c.finish(guest, up, fromGuest, toGuest)
+	j.finish(fromGuest, toGuest)
 }
 
 // reset aborts both sides, which ends a pump that waits for one of them.
-func (c *conn) reset(guest *guestEnd, up *upstream) {
-	guest.abort()
-	up.abort()
+func (j joined) reset() {
+	j.guest.abort()
+	j.up.abort()
 }
 
 // finish reports denials, and closes both sides normally if both streams ended
 // normally.
-func (c *conn) finish(guest *guestEnd, up *upstream, fromGuest, toGuest error) {
+func (j joined) finish(fromGuest, toGuest error) {
 	for _, err := range []error{fromGuest, toGuest} {
 		var no *deniedError
 		if errors.As(err, &no) {
-			c.deny(c.record.Proto, no.decision)
+			j.deny(j.record.Proto, no.decision)
 		}
 	}
-	if fromGuest == nil && toGuest == nil && c.ctx.Err() == nil {
-		guest.Close() //nolint:errcheck // both sides have finished
-		up.Close()    //nolint:errcheck // likewise
+	if fromGuest == nil && toGuest == nil && j.ctx.Err() == nil {
+		j.guest.Close() //nolint:errcheck // both sides have finished
+		j.up.Close()    //nolint:errcheck // likewise
 	}
 }
 

@@ -132,7 +132,7 @@ func (c *conn) serveUnknown() {
 	if err != nil {
 		return
 	}
-	first, server, err := c.firstWords(guest, up)
+	first, server, err := joined{c, guest, up}.firstWords()
 	if err != nil {
 		c.fail("", err)
 		return
@@ -156,7 +156,7 @@ func (c *conn) serveUnknown() {
 			return
 		}
 		c.open(protoTLS, d, addr)
-		c.spliceTLS(h, guest, up)
+		joined{c, guest, up}.spliceTLS(h)
 		return
 	case speaksHTTP:
 		c.serveHTTP(&replayed{Conn: guest, first: bytes.NewReader(first)}, &dialled{up, d, addr})
@@ -176,7 +176,7 @@ func (c *conn) serveUnknown() {
 	if _, err := up.Write(first); err != nil {
 		return
 	}
-	c.splice(guest, guest, up)
+	joined{c, guest, up}.splice(guest)
 }
 
 // settingsFrame reports whether b begins with an HTTP/2 SETTINGS frame, which is the
@@ -185,30 +185,30 @@ func settingsFrame(b []byte) bool { return len(b) >= 4 && b[0] == 0 && b[3] == 4
 
 // firstWords waits until either side has spoken: the guest enough to recognise its
 // protocol, or the server at all.
-func (c *conn) firstWords(guest *guestEnd, up *upstream) (first, server []byte, err error) {
+func (j joined) firstWords() (first, server []byte, err error) {
 	type words struct {
 		b   []byte
 		err error
 	}
 	long := time.Now().Add(-time.Hour) // makes a read return what it has
 	heard := make(chan words, 1)
-	c.g.tasks.Go(func() {
+	j.g.tasks.Go(func() {
 		b := make([]byte, smallRead)
-		n, err := up.Read(b)
-		heard <- words{b[:n], errors.Join(err, guest.SetReadDeadline(long))}
+		n, err := j.up.Read(b)
+		heard <- words{b[:n], errors.Join(err, j.guest.SetReadDeadline(long))}
 	})
 	b := make([]byte, smallRead)
 	var readErr error
 	for readErr == nil && sniff(first) == undecided && len(first) < maxFirstLine {
 		var n int
-		n, readErr = guest.Read(b)
+		n, readErr = j.guest.Read(b)
 		first = append(first, b[:n]...)
 	}
-	if err := up.SetReadDeadline(long); err != nil {
+	if err := j.up.SetReadDeadline(long); err != nil {
 		return nil, nil, err
 	}
 	w := <-heard
-	if err := errors.Join(up.SetReadDeadline(time.Time{}), guest.SetReadDeadline(time.Time{})); err != nil {
+	if err := errors.Join(j.up.SetReadDeadline(time.Time{}), j.guest.SetReadDeadline(time.Time{})); err != nil {
 		return nil, nil, err
 	}
 	// The next read reports an end or an error again.

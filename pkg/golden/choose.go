@@ -25,7 +25,7 @@ type Start struct {
 	From  From
 	Warm  image.Warm // if From is FromWarm
 	// Standbys is the golden image whose standby VMs would be faster, if any exist (see
-	// Take). Its name is empty otherwise.
+	// Pool.Take). Its name is empty otherwise.
 	Standbys        image.Info
 	MissingStandbys bool // whether preparing something would make the next session faster
 }
@@ -59,7 +59,7 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	switch {
 	case m.pools(want, err):
 		golden.Standbys = made
-		golden.MissingStandbys, err = m.missingStandbys(made, size)
+		golden.MissingStandbys, err = m.Pool.missing(made, size)
 		return golden, err
 	case want != config.PrepareWarm || err != nil:
 		return golden, nil //nolint:nilerr // VMs cannot be saved on this host, and no standby VMs are configured

@@ -22,25 +22,21 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // Maker makes golden images and saved states for one image store. Makers in several
 // processes wait for each other.
 type Maker struct {
+	VMs      VMs
 	Images   *image.Store
-	Driver   vm.Driver
 	Scripts  fs.FS          // provision/
 	Template []byte         // of the VMs
 	Policy   *policy.Policy // what a VM may reach while it is provisioned behind an enforcing gateway
-	Self     string         // path of this program's binary, which also runs the gateway
-	Pool     string         // directory of the standby VMs
-	Waiting  int            // number of standby VMs to keep of a size
+	Pool     Pool
 }
 
 // cmdline boots a golden image whose kernel the host loads. The image's initial RAM
@@ -109,7 +105,7 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 	o.Prove = func(ctx context.Context, dir string, files []string) error {
 		report(tell, "testing the image")
 		err := m.prove(ctx, from.Name, image.Info{Path: dir, Arch: arch, Files: files}, tell)
-		if err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
+		if err = errors.Join(err, m.VMs.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)); err != nil {
 			return fmt.Errorf("test image: %w", err)
 		}
 		return nil
@@ -122,17 +118,8 @@ func (m *Maker) Image(ctx context.Context, source, arch string, p vm.Progress) (
 func (m *Maker) options(source string, space int64, p vm.Progress) image.MakeOptions {
 	return image.MakeOptions{
 		Space: space, Progress: p,
-		Sweep: func(work string) error { return m.clear(context.Background(), vmName(source), work) },
+		Sweep: func(work string) error { return m.VMs.clear(context.Background(), vmName(source), work) },
 	}
-}
-
-// clear removes the VM and the gateway that were used for the work in a directory.
-func (m *Maker) clear(ctx context.Context, name, work string) error {
-	return errors.Join(m.Driver.Delete(ctx, name), m.gateway(work).Stop(ctx))
-}
-
-func (m *Maker) gateway(work string) gateway.Process {
-	return gateway.Process{Dir: filepath.Join(work, GatewayFolder), Self: m.Self}
 }
 
 // originFile lies beside a disk that has not been tested yet, and describes the machine
@@ -149,13 +136,13 @@ type origin struct {
 func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir string, p vm.Progress) (files []string, err error) {
 	// Also remove what a failed attempt leaves running, and what an attempt left that
 	// ended without calling clear.
-	defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)) }()
+	defer func() { err = errors.Join(err, m.VMs.clear(context.WithoutCancel(ctx), vmName(from.Name), dir)) }()
 	img, err := m.Images.Lookup(source, from.Arch)
 	if err != nil {
 		return nil, err
 	}
 	report(p, "booting %s", from.Name)
-	b, err := m.boot(ctx, buildSpec(from.Name, img), dir, m.Policy, p)
+	b, err := m.VMs.boot(ctx, buildSpec(from.Name, img), dir, m.Policy, p)
 	if err != nil {
 		return nil, err
 	}
@@ -166,18 +153,19 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 		if before.Identity, err = b.guest.Identity(ctx); err != nil {
 			return nil, err
 		}
-		if err := b.guest.Provision(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
+		provisioner := m.provisioner(b.guest, from.Name, p)
+		if err := provisioner.Provision(ctx); err != nil {
 			return nil, err
 		}
 		report(p, "removing its identity")
-		if initrd, err = b.guest.Generalise(ctx, m.Scripts, image.Distribution(from.Name), p); err != nil {
+		if initrd, err = provisioner.Generalise(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if err := b.shutdown(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.Driver.Export(ctx, b.name, filepath.Join(dir, vm.DiskFile), p); err != nil {
+	if err := m.VMs.Driver.Export(ctx, b.name, filepath.Join(dir, vm.DiskFile), p); err != nil {
 		return nil, err
 	}
 	text, err := json.Marshal(before)
@@ -188,6 +176,10 @@ func (m *Maker) bake(ctx context.Context, source string, from image.Info, dir st
 		return nil, err
 	}
 	return bootFiles(dir, img, initrd)
+}
+
+func (m *Maker) provisioner(g guestclient.Guest, source string, p vm.Progress) guestclient.Provisioner {
+	return guestclient.Provisioner{Guest: g, Scripts: m.Scripts, Source: image.Distribution(source), Report: p}
 }
 
 // bootFiles writes the files that the disk boots with beside it, and returns the names
@@ -232,7 +224,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 	if err != nil {
 		return err
 	}
-	b, err := m.boot(ctx, buildSpec(source, img), made.Path, nowhere(), p)
+	b, err := m.VMs.boot(ctx, buildSpec(source, img), made.Path, nowhere(), p)
 	if err != nil {
 		return err
 	}
@@ -245,7 +237,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 		if now.MachineID == before.MachineID || now.BootID == before.BootID || b.endpoint.HostKey == before.HostKey {
 			return fail.New(fail.Failure, "clones of the image would share an identity")
 		}
-		if err := b.guest.Verify(ctx, m.Scripts, image.Distribution(source), p); err != nil {
+		if err := m.provisioner(b.guest, source, p).Verify(ctx); err != nil {
 			return err
 		}
 	}
@@ -255,7 +247,7 @@ func (m *Maker) prove(ctx context.Context, source string, made image.Info, p vm.
 // saver returns the driver as a vm.Saver, with the key of a VM's state. Its error says
 // why VMs cannot be saved on this host.
 func (m *Maker) saver(ctx context.Context, arch string, cpus int, memory int64) (vm.Saver, string, error) {
-	s, ok := m.Driver.(vm.Saver)
+	s, ok := m.VMs.Driver.(vm.Saver)
 	if !ok {
 		return nil, "", fail.New(fail.Host, "VMs cannot be saved on this host")
 	}
@@ -275,7 +267,7 @@ func (m *Maker) Pools(ctx context.Context, want config.Prepare, arch string) boo
 }
 
 func (m *Maker) pools(want config.Prepare, cannotSave error) bool {
-	return m.Waiting > 0 && (want == config.PreparePool || want == config.PrepareWarm && cannotSave != nil)
+	return m.Pool.Waiting > 0 && (want == config.PreparePool || want == config.PrepareWarm && cannotSave != nil)
 }
 
 // Warm makes a saved state of a VM of that size, booted from the golden image i, unless
@@ -290,23 +282,23 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 	w := image.Warm{Key: key, CPUs: cpus, Memory: memory}
 	source, _ := image.GoldenOf(i.Name)
 	return m.Images.MakeWarm(ctx, i, w, m.options(source, memory, p), func(ctx context.Context, dir string) (err error) {
-		defer func() { err = errors.Join(err, m.clear(context.WithoutCancel(ctx), vmName(source), dir)) }()
+		defer func() { err = errors.Join(err, m.VMs.clear(context.WithoutCancel(ctx), vmName(source), dir)) }()
 		img, err := i.Image()
 		if err != nil {
 			return err
 		}
 		name := vmName(source)
-		if err := m.Driver.Delete(ctx, name); err != nil {
+		if err := m.VMs.Driver.Delete(ctx, name); err != nil {
 			return err
 		}
-		err = m.Driver.Create(ctx, vm.Spec{
+		err = m.VMs.Driver.Create(ctx, vm.Spec{
 			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guestclient.User, Boot: guestclient.SleepScript(), ExternalNet: true,
 		})
 		if err != nil {
 			return err
 		}
 		// The network card needs a peer to connect to. It stays down.
-		if err := m.startGateway(ctx, name, dir, nowhere()); err != nil {
+		if err := m.VMs.startGateway(ctx, name, dir, nowhere()); err != nil {
 			return err
 		}
 		tell := m.Images.Reporter(i.Name, time.Now(), p)
@@ -329,110 +321,9 @@ func disk(source string) int64 {
 	return downloadDisk
 }
 
-// booted is a running VM of the Maker's own, with a login to it.
-type booted struct {
-	maker      *Maker
-	name       string
-	private    []byte // key of the login
-	authorized string // the public half
-	endpoint   vm.Endpoint
-	guest      guestclient.Guest
-}
-
 // buildSpec returns the spec of the VM in which things are made from an image.
 func buildSpec(source string, img vm.Image) vm.Spec {
 	return vm.Spec{Name: vmName(source), CPUs: min(2, runtime.NumCPU()), Memory: bakeMemory, Disk: disk(source), Image: img}
-}
-
-// boot creates and starts a VM behind a gateway with a policy, and logs in to it.
-func (m *Maker) boot(ctx context.Context, spec vm.Spec, work string, pol *policy.Policy, p vm.Progress) (*booted, error) {
-	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
-	defer cancel()
-	private, authorized, err := ssh.NewKey()
-	if err != nil {
-		return nil, err
-	}
-	b := &booted{maker: m, name: spec.Name, private: private, authorized: authorized}
-	if err := m.Driver.Delete(ctx, b.name); err != nil {
-		return nil, err
-	}
-	spec.User, spec.AuthorizedKey, spec.Boot, spec.ExternalNet = guestclient.User, authorized, guestclient.BootScript(), true
-	if err := m.Driver.Create(ctx, spec); err != nil {
-		return nil, err
-	}
-	if err := m.startGateway(ctx, b.name, work, pol); err != nil {
-		return nil, err
-	}
-	if b.endpoint, err = m.Driver.Start(ctx, b.name, p); err != nil {
-		return nil, err
-	}
-	machine, err := m.Driver.Inspect(ctx, b.name)
-	if err != nil {
-		return nil, err
-	}
-	b.guest.Root = machine.Root
-	b.guest.SSH, err = ssh.DialBooted(ctx, ssh.Target{Addr: b.endpoint.Addr, User: b.endpoint.User, Key: private, HostKey: b.endpoint.HostKey},
-		func() error {
-			report(p, "waiting for the guest's network")
-			if machine, err := m.Driver.Inspect(ctx, b.name); err == nil && machine.State != vm.Running {
-				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
-			}
-			return nil
-		})
-	if err != nil {
-		return nil, err
-	}
-	st, err := b.guest.Install(ctx, spec.Image.Arch, "", pol)
-	if err == nil && !st.Ready() {
-		err = fail.New(fail.Policy, "the guest firewall is not running: %s %s", st.Firewall.Error, st.DNS.Error)
-	}
-	if err != nil {
-		b.close()
-		return nil, err
-	}
-	return b, nil
-}
-
-func (m *Maker) startGateway(ctx context.Context, name, work string, pol *policy.Policy) error {
-	sockets, err := m.Driver.NetSockets(name)
-	if err != nil {
-		return err
-	}
-	g := m.gateway(work)
-	if err := g.Stop(ctx); err != nil { // of the previous VM
-		return err
-	}
-	return g.Start(ctx, sockets, pol)
-}
-
-// shutdown waits until the guest has shut itself down. A disk whose guest must be killed
-// does not become an image.
-func (b *booted) shutdown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, haltTimeout, fail.New(fail.Timeout, "the guest did not power off within %v", haltTimeout))
-	defer cancel()
-	_ = b.guest.Poweroff(ctx) // shutting down ends the connection
-	b.close()
-	for {
-		machine, err := b.maker.Driver.Inspect(ctx, b.name)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return err
-		case machine.State == vm.Stopped:
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(statePoll):
-		}
-	}
-}
-
-func (b *booted) close() {
-	if b.guest.SSH != nil {
-		_ = b.guest.SSH.Close() // already closed, by an earlier call or by the guest
-	}
 }
 
 func report(p vm.Progress, format string, args ...any) {

@@ -2,7 +2,6 @@ package golden
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,8 +13,9 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -39,6 +39,15 @@ const (
 )
 
 var standbyName = regexp.MustCompile("^" + standbyPrefix + "[0-9a-f]+$")
+
+// Pool makes, hands out and removes standby VMs. Pools in several processes that share a
+// directory wait for each other.
+type Pool struct {
+	VMs     VMs
+	Images  *image.Store
+	Dir     string
+	Waiting int // number of standby VMs to keep of a size
+}
 
 // Size is the size of a VM; memory and disk are in bytes.
 type Size struct {
@@ -86,26 +95,26 @@ func Standbys(pool string) ([]Standby, error) {
 	return all, nil
 }
 
-func (m *Maker) missingStandbys(i image.Info, size Size) (bool, error) {
-	all, err := Standbys(m.Pool)
+func (p *Pool) missing(i image.Info, size Size) (bool, error) {
+	all, err := Standbys(p.Dir)
 	n := 0
 	for _, s := range all {
 		if s.Image == i.Path && s.Size == size {
 			n++
 		}
 	}
-	return n < m.Waiting, err
+	return n < p.Waiting, err
 }
 
 // Take moves the directory of a standby VM of that size, cloned from the golden image i,
 // to dest. The VM then belongs to the caller. ok is false if no standby VM fits.
-func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) (s Standby, ok bool, err error) {
-	all, err := Standbys(m.Pool)
+func (p *Pool) Take(ctx context.Context, i image.Info, size Size, dest string) (s Standby, ok bool, err error) {
+	all, err := Standbys(p.Dir)
 	if err != nil {
 		return Standby{}, false, err
 	}
 	for _, s := range all {
-		if s.Image != i.Path || s.Size != size || !m.isWaiting(ctx, s) {
+		if s.Image != i.Path || s.Size != size || !p.isWaiting(ctx, s) {
 			continue
 		}
 		switch err := os.Rename(s.Dir, dest); {
@@ -121,29 +130,29 @@ func (m *Maker) Take(ctx context.Context, i image.Info, size Size, dest string) 
 }
 
 // isWaiting reports whether a standby VM runs and can still be connected to the network.
-func (m *Maker) isWaiting(ctx context.Context, s Standby) bool {
-	machine, err := m.Driver.Inspect(ctx, s.VM)
+func (p *Pool) isWaiting(ctx context.Context, s Standby) bool {
+	machine, err := p.VMs.Driver.Inspect(ctx, s.VM)
 	if err != nil || machine.State != vm.Running {
 		return false
 	}
-	st, err := m.gateway(s.Dir).Status(ctx)
+	st, err := p.VMs.gateway(s.Dir).Status(ctx)
 	return err == nil && !st.Detached
 }
 
-// Fill ensures that there are m.Waiting standby VMs of a size, cloned from the golden
+// Fill ensures that there are p.Waiting standby VMs of a size, cloned from the golden
 // image i, and no others. Concurrent callers run one after the other.
-func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress) error {
-	return m.withPoolLock(ctx, true, func() error {
-		err := m.drain(ctx, func(s Standby) bool { return s.Image == i.Path && s.Size == size && m.isWaiting(ctx, s) })
+func (p *Pool) Fill(ctx context.Context, i image.Info, size Size, progress vm.Progress) error {
+	return p.withLock(ctx, true, func() error {
+		err := p.drain(ctx, func(s Standby) bool { return s.Image == i.Path && s.Size == size && p.isWaiting(ctx, s) })
 		if err != nil {
 			return err
 		}
 		for {
-			lacks, err := m.missingStandbys(i, size)
+			lacks, err := p.missing(i, size)
 			if err != nil || !lacks {
 				return err
 			}
-			if err := m.addStandby(ctx, i, size, p); err != nil {
+			if err := p.add(ctx, i, size, progress); err != nil {
 				return err
 			}
 		}
@@ -153,25 +162,25 @@ func (m *Maker) Fill(ctx context.Context, i image.Info, size Size, p vm.Progress
 // Drain removes every standby VM for which keep returns false; a nil keep removes all.
 // While another process makes or removes standby VMs, Drain waits if wait is set and
 // otherwise does nothing.
-func (m *Maker) Drain(ctx context.Context, wait bool, keep func(Standby) bool) error {
-	return m.withPoolLock(ctx, wait, func() error { return m.drain(ctx, keep) })
+func (p *Pool) Drain(ctx context.Context, wait bool, keep func(Standby) bool) error {
+	return p.withLock(ctx, wait, func() error { return p.drain(ctx, keep) })
 }
 
-// withPoolLock runs f while no other process makes or removes standby VMs. It first
+// withLock runs f while no other process makes or removes standby VMs. It first
 // removes the leftovers of processes that died. If another process is at work,
-// withPoolLock waits for it or returns, depending on wait.
-func (m *Maker) withPoolLock(ctx context.Context, wait bool, f func() error) error {
-	lock, err := m.lock(ctx, wait)
+// withLock waits for it or returns, depending on wait.
+func (p *Pool) withLock(ctx context.Context, wait bool, f func() error) error {
+	lock, err := p.lock(ctx, wait)
 	if err != nil || lock == nil {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
-	left, err := m.unfinished()
+	defer lock.Unlock()
+	left, err := p.unfinished()
 	if err != nil {
 		return err
 	}
 	for name, dir := range left {
-		if err := m.deleteStandby(ctx, name, dir); err != nil {
+		if err := p.delete(ctx, name, dir); err != nil {
 			return err
 		}
 	}
@@ -180,26 +189,25 @@ func (m *Maker) withPoolLock(ctx context.Context, wait bool, f func() error) err
 
 // lock acquires the pool's lock. If another process holds the lock, it waits if wait is
 // set and otherwise returns nil.
-func (m *Maker) lock(ctx context.Context, wait bool) (*store.Lock, error) {
-	for {
-		lock, ok, err := store.TryLock(filepath.Join(m.Pool, poolLock))
-		if err != nil || ok || !wait {
-			return lock, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another process that makes standby VMs: %w", ctx.Err())
-		case <-time.After(statePoll):
-		}
+func (p *Pool) lock(ctx context.Context, wait bool) (*lockfile.Lock, error) {
+	path := filepath.Join(p.Dir, poolLock)
+	if !wait {
+		lock, _, err := lockfile.Try(path)
+		return lock, err
 	}
+	lock, err := lockfile.Wait(ctx, path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another process that makes standby VMs: %w", err)
+	}
+	return lock, nil
 }
 
 // unfinished returns the directories that processes left when they died while making or
 // removing a VM, by the VM's name. The caller holds the lock.
-func (m *Maker) unfinished() (map[string]string, error) {
+func (p *Pool) unfinished() (map[string]string, error) {
 	left := map[string]string{}
 	for _, prefix := range []string{making, removing} {
-		found, err := filepath.Glob(filepath.Join(m.Pool, prefix+standbyPrefix+"*"))
+		found, err := filepath.Glob(filepath.Join(p.Dir, prefix+standbyPrefix+"*"))
 		if err != nil {
 			return nil, err
 		}
@@ -210,13 +218,13 @@ func (m *Maker) unfinished() (map[string]string, error) {
 	return left, nil
 }
 
-func (m *Maker) drain(ctx context.Context, keep func(Standby) bool) error {
-	unwanted, err := m.unwanted(keep)
+func (p *Pool) drain(ctx context.Context, keep func(Standby) bool) error {
+	unwanted, err := p.unwanted(keep)
 	if err != nil {
 		return err
 	}
 	for _, dir := range unwanted {
-		if _, err := m.retireStandby(ctx, dir); err != nil {
+		if _, err := p.retire(ctx, dir); err != nil {
 			return err
 		}
 	}
@@ -224,8 +232,8 @@ func (m *Maker) drain(ctx context.Context, keep func(Standby) bool) error {
 }
 
 // unwanted returns the directories of the standby VMs for which keep returns false.
-func (m *Maker) unwanted(keep func(Standby) bool) ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(m.Pool, standbyPrefix+"*"))
+func (p *Pool) unwanted(keep func(Standby) bool) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(p.Dir, standbyPrefix+"*"))
 	if err != nil {
 		return nil, err
 	}
@@ -235,36 +243,36 @@ func (m *Maker) unwanted(keep func(Standby) bool) ([]string, error) {
 	}), nil
 }
 
-// retireStandby removes a standby VM, unless a session takes it first.
-func (m *Maker) retireStandby(ctx context.Context, dir string) (removed bool, err error) {
+// retire removes a standby VM, unless a session takes it first.
+func (p *Pool) retire(ctx context.Context, dir string) (removed bool, err error) {
 	name := filepath.Base(dir)
-	gone := filepath.Join(m.Pool, removing+name)
+	gone := filepath.Join(p.Dir, removing+name)
 	if err := os.Rename(dir, gone); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	} else if err != nil {
 		return false, err
 	}
-	return true, m.deleteStandby(ctx, name, gone)
+	return true, p.delete(ctx, name, gone)
 }
 
 // Discard removes a standby VM that was taken.
-func (m *Maker) Discard(ctx context.Context, s Standby) error {
-	return m.deleteStandby(ctx, s.VM, s.Dir)
+func (p *Pool) Discard(ctx context.Context, s Standby) error {
+	return p.delete(ctx, s.VM, s.Dir)
 }
 
-// deleteStandby removes a VM that belongs to no session, with its directory.
-func (m *Maker) deleteStandby(ctx context.Context, name, dir string) error {
-	if err := m.clear(ctx, name, dir); err != nil {
+// delete removes a VM that belongs to no session, with its directory.
+func (p *Pool) delete(ctx context.Context, name, dir string) error {
+	if err := p.VMs.clear(ctx, name, dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
 }
 
-// addStandby boots a standby VM and publishes it.
-func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Progress) (err error) {
+// add boots a standby VM and publishes it.
+func (p *Pool) add(ctx context.Context, i image.Info, size Size, progress vm.Progress) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
-	release, err := m.Images.Use()
+	release, err := p.Images.Use()
 	if err != nil {
 		return err
 	}
@@ -273,20 +281,18 @@ func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Pr
 	if err != nil {
 		return err
 	}
-	random := make([]byte, 3)
-	_, _ = rand.Read(random) // never fails, according to crypto/rand
-	s := Standby{Size: size, VM: standbyPrefix + fmt.Sprintf("%x", random), Image: i.Path}
-	dir := filepath.Join(m.Pool, making+s.VM)
+	s := Standby{Size: size, VM: standbyPrefix + ids.Hex(3), Image: i.Path}
+	dir := filepath.Join(p.Dir, making+s.VM)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.deleteStandby(context.WithoutCancel(ctx), s.VM, dir))
+			err = errors.Join(err, p.delete(context.WithoutCancel(ctx), s.VM, dir))
 		}
 	}()
-	report(p, "booting a standby VM of %d CPUs and %d MiB", size.CPUs, size.Memory>>20)
-	b, err := m.boot(ctx, vm.Spec{Name: s.VM, CPUs: size.CPUs, Memory: size.Memory, Disk: size.Disk, Image: img}, dir, nowhere(), p)
+	report(progress, "booting a standby VM of %d CPUs and %d MiB", size.CPUs, size.Memory>>20)
+	b, err := p.VMs.boot(ctx, vm.Spec{Name: s.VM, CPUs: size.CPUs, Memory: size.Memory, Disk: size.Disk, Image: img}, dir, nowhere(), progress)
 	if err != nil {
 		return err
 	}
@@ -308,5 +314,5 @@ func (m *Maker) addStandby(ctx context.Context, i image.Info, size Size, p vm.Pr
 			return err
 		}
 	}
-	return os.Rename(dir, filepath.Join(m.Pool, s.VM))
+	return os.Rename(dir, filepath.Join(p.Dir, s.VM))
 }

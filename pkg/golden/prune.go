@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // PruneImages runs image.Store.Prune. It also removes VMs and gateways that dead makers
@@ -20,35 +20,35 @@ func (m *Maker) PruneImages(ctx context.Context, o image.PruneOptions) ([]image.
 		if !golden {
 			return nil
 		}
-		return m.clear(ctx, vmName(source), work)
+		return m.VMs.clear(ctx, vmName(source), work)
 	}
 	return m.Images.Prune(o)
 }
 
-// PruneStandbys removes the standby VMs for which keep returns false and the leftovers of
+// Prune removes the standby VMs for which keep returns false and the leftovers of
 // makers that died, and returns what it removed. While another process makes or removes
 // standby VMs, it waits; a dry run does not wait, and considers only finished ones.
-func (m *Maker) PruneStandbys(ctx context.Context, dry bool, keep func(Standby) bool) (found []image.Leftover, err error) {
-	if _, err := os.Stat(m.Pool); errors.Is(err, fs.ErrNotExist) {
+func (p *Pool) Prune(ctx context.Context, dry bool, keep func(Standby) bool) (found []image.Leftover, err error) {
+	if _, err := os.Stat(p.Dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	busy := dry && store.Held(filepath.Join(m.Pool, poolLock))
+	busy := dry && lockfile.Held(filepath.Join(p.Dir, poolLock))
 	if !dry {
-		lock, err := m.lock(ctx, true)
+		lock, err := p.lock(ctx, true)
 		if err != nil {
 			return nil, err
 		}
-		defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+		defer lock.Unlock()
 	}
 	if !busy {
-		left, err := m.unfinished()
+		left, err := p.unfinished()
 		if err != nil {
 			return nil, err
 		}
 		for name, dir := range left {
-			l := m.leftover(ctx, name, dir, "left by an interrupted build of a standby VM")
+			l := p.leftover(ctx, name, dir, "left by an interrupted build of a standby VM")
 			if !dry {
-				err = m.deleteStandby(ctx, name, dir)
+				err = p.delete(ctx, name, dir)
 			}
 			if err != nil {
 				return found, err
@@ -56,15 +56,15 @@ func (m *Maker) PruneStandbys(ctx context.Context, dry bool, keep func(Standby) 
 			found = append(found, l)
 		}
 	}
-	unwanted, err := m.unwanted(keep)
+	unwanted, err := p.unwanted(keep)
 	if err != nil {
 		return found, err
 	}
 	for _, dir := range unwanted {
-		l := m.leftover(ctx, filepath.Base(dir), dir, "unused standby VM")
+		l := p.leftover(ctx, filepath.Base(dir), dir, "unused standby VM")
 		removed := dry
 		if !dry {
-			if removed, err = m.retireStandby(ctx, dir); err != nil {
+			if removed, err = p.retire(ctx, dir); err != nil {
 				return found, err
 			}
 		}
@@ -101,9 +101,9 @@ func VMOf(dir string) string {
 }
 
 // leftover describes a VM's directory in the pool. Its size includes the VM's disk.
-func (m *Maker) leftover(ctx context.Context, name, dir, why string) image.Leftover {
+func (p *Pool) leftover(ctx context.Context, name, dir, why string) image.Leftover {
 	l := image.Leftover{Path: dir, Size: image.DiskUsage(dir), Why: why}
-	if machine, err := m.Driver.Inspect(ctx, name); err == nil { // otherwise there is no VM
+	if machine, err := p.VMs.Driver.Inspect(ctx, name); err == nil { // otherwise there is no VM
 		l.Size += machine.DiskUsed
 	}
 	return l

@@ -14,8 +14,11 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/secrets"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // fakeGuest is the program itself, working on a directory.
@@ -164,7 +167,7 @@ func TestFakeGuest(t *testing.T) {
 
 	// Sequence numbers continue after a restart.
 	g.ok("", "stop")
-	waitFor(t, "the daemon has stopped", func() bool { _, _, code := g.run("", "status"); return code == 3 })
+	testenv.WaitFor(t, "the daemon has stopped", func() bool { _, _, code := g.run("", "status"); return code == 3 })
 	g.ok(compiled(t, "ok.example"), "install")
 	after, err := guestproto.DecodeStatus(strings.NewReader(g.ok("", "status")))
 	if err != nil || after.Counters.LastSeq < 4 {
@@ -208,11 +211,11 @@ func TestFollow(t *testing.T) {
 }
 
 func TestSecrets(t *testing.T) {
-	g := guestagent.Guest{Root: t.TempDir(), Fake: true}
+	g := sys.Guest{Root: t.TempDir(), Fake: true}
 	nasty := "it's \"$HOME\" `id` \\ \n second line\n"
 	set := guestproto.Secrets{Env: map[string]string{"KEY": nasty, "EMPTY": "", "HUGE": strings.Repeat("x", guestproto.MaxSecretBytes), "GITHUB_TOKEN": "ghp_1\n"}, Token: "session"}
 	deliver(t, g, set)
-	dir := filepath.Join(g.Root, guestagent.SecretDir)
+	dir := filepath.Join(g.Root, sys.SecretDir)
 	if b, err := os.ReadFile(filepath.Join(dir, "secrets/HUGE")); err != nil || len(b) != guestproto.MaxSecretBytes {
 		t.Errorf("ReadFile(secrets/HUGE) = %d bytes, %v, want %d", len(b), err, guestproto.MaxSecretBytes)
 	}
@@ -231,7 +234,7 @@ func TestSecrets(t *testing.T) {
 
 	var answer bytes.Buffer
 	for _, q := range []string{"protocol=https\nhost=github.com\n\n", "protocol=http\nhost=github.com\n", "protocol=https\nhost=github.com:8443\n", "protocol=https\nhost=github.com.evil.com\n", ""} {
-		if err := g.Credential("get", strings.NewReader(q), &answer); err != nil {
+		if err := secrets.Credential(g, "get", strings.NewReader(q), &answer); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -248,7 +251,7 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("ReadDir(%s) = %v, %v, want 5 entries", dir, entries, err)
 	}
 	for range 2 {
-		if err := g.WipeSecrets(); err != nil {
+		if err := secrets.Wipe(g); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -258,26 +261,26 @@ func TestSecrets(t *testing.T) {
 }
 
 func TestSecretsRefused(t *testing.T) {
-	g := guestagent.Guest{Root: t.TempDir(), Fake: true}
+	g := sys.Guest{Root: t.TempDir(), Fake: true}
 	for _, env := range []map[string]string{{"lower": "hunter2"}, {"../X": "hunter2"}, {"1A": "hunter2"}, {"": "hunter2"}, {"A": "hunter2\x00"}} {
 		var b bytes.Buffer
 		if err := (guestproto.Secrets{Env: env}).Encode(&b); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.SetSecrets(&b); err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("SetSecrets(%v): error %v, want one that does not contain the secret", env, err)
+		if err := secrets.Set(g, &b); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("secrets.Set(%v): error %v, want one that does not contain the secret", env, err)
 		}
 	}
 	// Except in a fake guest, secrets may only be in memory.
-	real := guestagent.Guest{Root: t.TempDir()}
-	if err := os.MkdirAll(filepath.Join(real.Root, guestagent.SecretDir), 0o700); err != nil {
+	real := sys.Guest{Root: t.TempDir()}
+	if err := os.MkdirAll(filepath.Join(real.Root, sys.SecretDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
 	if err := (guestproto.Secrets{}).Encode(&b); err != nil {
 		t.Fatal(err)
 	}
-	if err := real.SetSecrets(&b); err == nil && !onTmpfs(t) {
+	if err := secrets.Set(real, &b); err == nil && !onTmpfs(t) {
 		t.Error("SetSecrets to a disk succeeded, want an error")
 	}
 }
@@ -292,28 +295,14 @@ func onTmpfs(t *testing.T) bool {
 	return strings.TrimSpace(string(out)) == "tmpfs"
 }
 
-func deliver(t *testing.T, g guestagent.Guest, set guestproto.Secrets) {
+func deliver(t *testing.T, g sys.Guest, set guestproto.Secrets) {
 	t.Helper()
 	var b bytes.Buffer
 	if err := set.Encode(&b); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.SetSecrets(&b); err != nil {
+	if err := secrets.Set(g, &b); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(2 * time.Minute)
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("two minutes passed before %s", what)
-		}
 	}
 }
 

@@ -2,9 +2,9 @@ package guestagent
 
 import (
 	"bytes"
+	"context"
 	"flag"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,22 +18,45 @@ import (
 // directory, under the same names.
 const shippedDotfiles = "/var/lib/agent-sessionizer/dotfiles"
 
-// Home works on the home directory of the user that runs it, which is the agent. It
-// installs dotfiles, writes a saved home, and restores one. It reports each file
-// that it leaves out as a line on errs.
-func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
-	flags := flag.NewFlagSet("home", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	first := flags.Bool("first", false, "")
-	not := flags.String("not", "", "")
-	limit := flags.Int64("max", 0, "")
-	verb := ""
-	if len(args) > 0 {
-		verb, args = args[0], args[1:]
-	}
-	if err := flags.Parse(args); err != nil {
-		return fail.New(fail.Usage, "home: %w\n%s", err, usage)
-	}
+type homeOptions struct {
+	first bool
+	not   string
+	limit int64
+}
+
+func homeFlags(f *flag.FlagSet, o *options) {
+	f.BoolVar(&o.home.first, "first", false, "")
+	f.StringVar(&o.home.not, "not", "", "")
+	f.Int64Var(&o.home.limit, "max", 0, "")
+}
+
+func bringHome(_ context.Context, c *call) error {
+	return inHome(c, "bring", func(root *os.Root) ([]homearchive.Left, error) {
+		return homearchive.Bring(root, c.in, homearchive.BringOptions{First: c.home.first, Shipped: c.isShipped})
+	})
+}
+
+func restoreHome(_ context.Context, c *call) error {
+	return inHome(c, "restore", func(root *os.Root) ([]homearchive.Left, error) {
+		return homearchive.Restore(root, c.in, homearchive.RestoreOptions{First: c.home.first, Patterns: c.args, Not: c.home.not, Bounds: homearchive.SaveBounds(c.home.limit)})
+	})
+}
+
+func saveHome(_ context.Context, c *call) error {
+	return inHome(c, "save", func(root *os.Root) ([]homearchive.Left, error) {
+		brought := homearchive.Brought(root)
+		return homearchive.Save(c.out, root, homearchive.SaveOptions{
+			Patterns: c.args, Not: c.home.not, Bounds: homearchive.SaveBounds(c.home.limit),
+			Ours: func(name string, mode fs.FileMode, content []byte) bool {
+				return brought(name, mode, content) || c.isShipped(name, content)
+			},
+		})
+	})
+}
+
+// inHome works on the home directory of the user that runs the program, which is the
+// agent. It reports each file that was left out as a line on errs.
+func inHome(c *call, verb string, do func(*os.Root) ([]homearchive.Left, error)) error {
 	dir, err := os.UserHomeDir()
 	if err != nil {
 		return fail.New(fail.Host, "home: %w", err)
@@ -43,25 +66,9 @@ func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 		return fail.New(fail.Host, "home: %w", err)
 	}
 	defer root.Close()
-	var left []homearchive.Left
-	switch verb {
-	case "bring":
-		left, err = homearchive.Bring(root, in, homearchive.BringOptions{First: *first, Shipped: g.shipped})
-	case "restore":
-		left, err = homearchive.Restore(root, in, homearchive.RestoreOptions{First: *first, Patterns: flags.Args(), Not: *not, Bounds: homearchive.SaveBounds(*limit)})
-	case "save":
-		brought := homearchive.Brought(root)
-		left, err = homearchive.Save(out, root, homearchive.SaveOptions{
-			Patterns: flags.Args(), Not: *not, Bounds: homearchive.SaveBounds(*limit),
-			Ours: func(name string, mode fs.FileMode, content []byte) bool {
-				return brought(name, mode, content) || g.shipped(name, content)
-			},
-		})
-	default:
-		return fail.New(fail.Usage, "home: verb must be bring, save or restore\n%s", usage)
-	}
+	left, err := do(root)
 	for _, l := range left {
-		fmt.Fprintln(errs, guestproto.Clean(l.String()))
+		fmt.Fprintln(c.errs, guestproto.Clean(l.String()))
 	}
 	if err != nil {
 		return fail.New(fail.Failure, "home %s: %w", verb, err)
@@ -69,9 +76,9 @@ func (g Guest) Home(args []string, in io.Reader, out, errs io.Writer) error {
 	return nil
 }
 
-// shipped reports whether a file of the home directory is unchanged since
+// isShipped reports whether a file of the home directory is unchanged since
 // provisioning.
-func (g Guest) shipped(name string, content []byte) bool {
-	text, err := os.ReadFile(filepath.Join(g.path(shippedDotfiles), name))
+func (c *call) isShipped(name string, content []byte) bool {
+	text, err := os.ReadFile(filepath.Join(c.guest.Path(shippedDotfiles), name))
 	return err == nil && bytes.Equal(text, content)
 }

@@ -1,12 +1,9 @@
-//go:build !netns
-
 package guestagent
 
 import (
-	"os"
 	"testing"
 
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(reexec.Run(m)) }
+func TestMain(m *testing.M) { testenv.Main(m, nil) }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 const taskID = "0123456789ab"
@@ -35,7 +36,7 @@ func newTaskGuest(t *testing.T) *taskGuest {
 		for n := 1; n <= g.n; n++ {
 			g.run("", "task", "signal", guestproto.TaskName(taskID, n), "KILL")
 		}
-		waitFor(t, "every task has ended", func() bool { return g.runner("") == 0 })
+		testenv.WaitFor(t, "every task has ended", func() bool { return g.runner("") == 0 })
 	})
 	return g
 }
@@ -89,7 +90,7 @@ func (a attempt) signal(name string) guestproto.TaskStatus {
 func (a attempt) end() guestproto.TaskStatus {
 	a.Helper()
 	var s guestproto.TaskStatus
-	waitFor(a.T, a.name+" has ended", func() bool { s = a.ask(); return s.State != guestproto.TaskRunning && s.State != guestproto.TaskNone })
+	testenv.WaitFor(a.T, a.name+" has ended", func() bool { s = a.ask(); return s.State != guestproto.TaskRunning && s.State != guestproto.TaskNone })
 	return s
 }
 
@@ -104,7 +105,7 @@ func (a attempt) read(name string) string {
 // there waits for a file of the checkout.
 func (a attempt) there(name string) {
 	a.Helper()
-	waitFor(a.T, name+" exists in the checkout", func() bool { _, err := os.Stat(filepath.Join(a.work, name)); return err == nil })
+	testenv.WaitFor(a.T, name+" exists in the checkout", func() bool { _, err := os.Stat(filepath.Join(a.work, name)); return err == nil })
 }
 
 // asJSON formats a status or result for a failure message.
@@ -237,7 +238,7 @@ func checkDyingStarters(t *testing.T, g *taskGuest) {
 			t.Fatal(err)
 		}
 		if i > 0 { // at another place each time
-			waitFor(t, fmt.Sprintf("start %d has made its files", i), func() bool {
+			testenv.WaitFor(t, fmt.Sprintf("start %d has made its files", i), func() bool {
 				entries, _ := os.ReadDir(a.dir)
 				return len(entries) >= min(i, 5) || !alive(strconv.Itoa(cmd.Process.Pid))
 			})
@@ -327,7 +328,7 @@ func checkChildrenEnd(t *testing.T, g *taskGuest) {
 		if s := a.end(); s.Result == nil || s.Result.Signal != name {
 			t.Errorf("status after %s = %s, want signal %s", name, asJSON(s), name)
 		}
-		waitFor(t, "all children have ended", func() bool { return !slices.ContainsFunc(pids, alive) })
+		testenv.WaitFor(t, "all children have ended", func() bool { return !slices.ContainsFunc(pids, alive) })
 		for _, file := range []string{"up", "p4"} { // the next iteration waits for these files
 			if err := os.Remove(filepath.Join(g.work, file)); err != nil {
 				t.Fatal(err)
@@ -355,7 +356,7 @@ func checkIgnoredTerm(t *testing.T, g *taskGuest) {
 	a.start("sh", "-c", `trap 'echo heard' TERM; touch up; while :; do sleep 0.05; done`)
 	a.there("up")
 	a.signal("TERM")
-	waitFor(t, "the agent has received TERM", func() bool { return a.read("stdout.log") == "heard\n" })
+	testenv.WaitFor(t, "the agent has received TERM", func() bool { return a.read("stdout.log") == "heard\n" })
 	if s := a.ask(); s.State != guestproto.TaskRunning {
 		t.Errorf("status after an ignored TERM = %s, want %s", asJSON(s), guestproto.TaskRunning)
 	}
@@ -405,7 +406,7 @@ func checkLostWrapper(t *testing.T, g *taskGuest) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the agent has ended", func() bool { return !alive(string(text)) })
+	testenv.WaitFor(t, "the agent has ended", func() bool { return !alive(string(text)) })
 	if _, err := os.Stat(filepath.Join(g.work, "again")); err == nil {
 		t.Error("the agent ran again, want that it does not")
 	}
@@ -420,7 +421,7 @@ func checkShutdown(t *testing.T, g *taskGuest) {
 	if err := syscall.Kill(a.wrapper(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the wrapper has recorded the agent's process", func() bool { return a.read("agent") != "" })
+	testenv.WaitFor(t, "the wrapper has recorded the agent's process", func() bool { return a.read("agent") != "" })
 	agent, err := strconv.Atoi(a.read("agent"))
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // patience is long enough for a loaded machine.
@@ -208,7 +209,7 @@ func TestWatchAnAgent(t *testing.T) {
 	if a := w.agent(guestproto.AgentIdle, ""); !a.Since.Equal(esc) {
 		t.Errorf("Since after Esc = %s, want %s", a.Since, esc)
 	}
-	waitFor(t, "the time of Esc is over", func() bool { return time.Now().After(esc) })
+	testenv.WaitFor(t, "the time of Esc is over", func() bool { return time.Now().After(esc) })
 	p.hook("claude", "UserPromptSubmit")
 	w.agent(guestproto.AgentWorking, "")
 	p.says("waiting", time.Now())
@@ -385,10 +386,10 @@ func TestWatchWindows(t *testing.T) {
 	if seen.Agents[0].Name != "my agent" || seen.Agents[1].PID != done.PID {
 		t.Errorf("agents = %+v, want my agent, then process %d", seen.Agents, done.PID)
 	}
-	waitFor(t, "only one bell is recorded", func() bool { return bells() == 1 })
+	testenv.WaitFor(t, "only one bell is recorded", func() bool { return bells() == 1 })
 	s.tmux("kill-window", "-t", "my agent")
 	w.until("the window's end", func(g guestproto.Observation) bool { return len(g.Agents) == 1 })
-	waitFor(t, "no bell is recorded", func() bool { return bells() == 0 })
+	testenv.WaitFor(t, "no bell is recorded", func() bool { return bells() == 0 })
 	s.tmux("kill-window", "-t", "claude")
 	w.until("an agent that is gone, and no screen", func(g guestproto.Observation) bool {
 		return len(g.Agents) == 1 && g.Agents[0].State == guestproto.AgentGone && g.Window == "" && len(g.Screen) == 0

@@ -3,7 +3,6 @@ package guestclient
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"strings"
 
@@ -22,15 +21,15 @@ const maxInitrd = 96 << 20
 // Generalise removes everything from a provisioned guest that identifies it, so that
 // its disk can become a golden image. It returns the initial RAM disk for the clones,
 // or nil if the image has its own. Afterwards the guest can only be powered off.
-func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, report func(string)) (initrd []byte, err error) {
-	dir, err := g.unpack(ctx, scripts)
+func (r Provisioner) Generalise(ctx context.Context) (initrd []byte, err error) {
+	dir, err := r.unpack(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.script(ctx, dir, "golden/generalise.sh", source, report); err != nil {
+	if err := r.run(ctx, dir, "golden/generalise.sh", r.Report); err != nil {
 		return nil, fail.New(fail.Failure, "prepare the guest for cloning: %w", err)
 	}
-	initrd, err = g.SSH.Output(ctx, "sudo cat "+initrdPath+" 2>/dev/null || true", nil, maxInitrd)
+	initrd, err = r.Guest.SSH.Output(ctx, "sudo cat "+initrdPath+" 2>/dev/null || true", nil, maxInitrd)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the initial RAM disk: %w", err)
 	}
@@ -38,15 +37,15 @@ func (g Guest) Generalise(ctx context.Context, scripts fs.FS, source string, rep
 }
 
 // Verify tests every tool, and checks that no service has failed.
-func (g Guest) Verify(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
-	dir, err := g.unpack(ctx, scripts)
+func (r Provisioner) Verify(ctx context.Context) error {
+	dir, err := r.unpack(ctx)
 	if err != nil {
 		return err
 	}
-	if err := g.script(ctx, dir, "90-verify.sh", source, report); err != nil {
+	if err := r.run(ctx, dir, "90-verify.sh", r.Report); err != nil {
 		return fail.New(fail.Failure, "a tool is missing: %w", err)
 	}
-	out, err := g.SSH.Output(ctx, "systemctl list-units --failed --plain --no-legend", nil, maxReply)
+	out, err := r.Guest.SSH.Output(ctx, "systemctl list-units --failed --plain --no-legend", nil, maxReply)
 	if err != nil {
 		return fmt.Errorf("list failed services: %w", err)
 	}

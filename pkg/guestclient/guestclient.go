@@ -281,9 +281,9 @@ func (g Guest) Poweroff(ctx context.Context) error {
 	return g.SSH.Run(ctx, "sudo systemctl poweroff --no-wall --ignore-inhibitors", ssh.IO{})
 }
 
-// FinishIdentity waits until a clone or fork has its own seed disk, disk size and journal. trouble
-// describes what failed, as the guest reports it. For any other guest Own returns at
-// once.
+// FinishIdentity waits until a clone or fork has its own seed disk, disk size and
+// journal. trouble describes what failed, as the guest reports it. For any other guest it
+// returns at once.
 func (g Guest) FinishIdentity(ctx context.Context) (trouble string, err error) {
 	seed := ssh.Quote(g.Root + seedDir)
 	out, err := g.SSH.Output(ctx, "cd "+seed+" 2>/dev/null || exit 0; until [ -e own ]; do sleep 0.05; done; cat own", nil, maxReply)

@@ -20,20 +20,27 @@ import (
 
 const provisionPath = "/usr/local/lib/agent-sessionizer/provision"
 
-// Provision runs the provision steps of scripts that the guest has not completed yet.
-// In an image that was built with them there is nothing to do. source names the
-// distribution ("ubuntu", "debian"). report receives the steps' lines.
-func (g Guest) Provision(ctx context.Context, scripts fs.FS, source string, report func(string)) error {
-	dir, err := g.unpack(ctx, scripts)
+// Provisioner runs the provision scripts in a guest.
+type Provisioner struct {
+	Guest   Guest
+	Scripts fs.FS
+	Source  string       // the distribution ("ubuntu", "debian")
+	Report  func(string) // receives the scripts' lines
+}
+
+// Provision runs the steps that the guest has not completed yet. In an image that was
+// built with them there is nothing to do.
+func (r Provisioner) Provision(ctx context.Context) error {
+	dir, err := r.unpack(ctx)
 	if err != nil {
 		return err
 	}
-	steps, err := newStepLines(scripts)
+	steps, err := newStepLines(r.Scripts)
 	if err != nil {
 		return fmt.Errorf("read the provision scripts: %w", err)
 	}
-	if err := g.script(ctx, dir, "run.sh", source, func(line string) { report(steps.line(line)) }); err != nil {
-		if out, aerr := g.SSH.Output(ctx, "command -v apt-get || true", nil, maxReply); aerr == nil && len(out) == 0 {
+	if err := r.run(ctx, dir, "run.sh", func(line string) { r.Report(steps.line(line)) }); err != nil {
+		if out, aerr := r.Guest.SSH.Output(ctx, "command -v apt-get || true", nil, maxReply); aerr == nil && len(out) == 0 {
 			return fail.New(fail.Usage, "provision the guest: its image has no apt-get; images must be Debian, Ubuntu or derived from them").
 				WithHint("agent-sessionizer config edit # or pass another --image")
 		}
@@ -60,8 +67,8 @@ func archive(scripts fs.FS) (*bytes.Buffer, string, error) {
 
 // unpack puts the scripts into the guest, unless they are already there, and returns
 // their directory.
-func (g Guest) unpack(ctx context.Context, scripts fs.FS) (dir string, err error) {
-	packed, key, err := archive(scripts)
+func (r Provisioner) unpack(ctx context.Context) (dir string, err error) {
+	packed, key, err := archive(r.Scripts)
 	if err != nil {
 		return "", err
 	}
@@ -69,16 +76,16 @@ func (g Guest) unpack(ctx context.Context, scripts fs.FS) (dir string, err error
 	// this one.
 	dir = provisionPath + "-" + key
 	unpack := `set -e; [ -d "$1" ] && { cat >/dev/null; exit 0; }; rm -rf "$1.new"; mkdir -p "$1.new"; tar -xzf - -C "$1.new"; mv "$1.new" "$1"`
-	if _, err := g.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), packed, maxReply); err != nil {
+	if _, err := r.Guest.SSH.Output(ctx, ssh.Quote("sudo", "sh", "-c", unpack, "sh", dir), packed, maxReply); err != nil {
 		return "", fmt.Errorf("copy the provision scripts: %w", err)
 	}
 	return dir, nil
 }
 
-// script runs one of the scripts in dir as root; its error quotes the last lines.
-func (g Guest) script(ctx context.Context, dir, name, source string, report func(string)) error {
+// run runs one of the scripts in dir as root; its error quotes the last lines.
+func (r Provisioner) run(ctx context.Context, dir, name string, report func(string)) error {
 	out := &progress{report: report}
-	err := g.SSH.Run(ctx, ssh.Quote("sudo", "env", "AGENT_USER="+User, "AGENT_SOURCE="+source, "IN_CHROOT=0",
+	err := r.Guest.SSH.Run(ctx, ssh.Quote("sudo", "env", "AGENT_USER="+User, "AGENT_SOURCE="+r.Source, "IN_CHROOT=0",
 		"PROVISION_DIR="+dir, "PROVISION_LOG=/var/log/agent-provision.log", "bash", dir+"/"+name), ssh.IO{Stdout: out, Stderr: out})
 	out.end()
 	if err != nil {

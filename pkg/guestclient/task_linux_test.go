@@ -28,22 +28,15 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain makes this test binary a VM's process, or the guest program in the VM.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
-		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	if os.Getenv("GUEST_TEST_PROGRAM") != "" {
 		os.Exit(guestagent.Main("test", os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(reexec.Run(m))
+	testenv.Main(m, testenv.Commands{"fake-vm": fake.Main})
 }
 
 const taskID = "0123456789ab"

@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/docker/go-units"
+	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -28,7 +30,6 @@ const (
 	warmPrefix = "warm-"      // a saved state, in an image's directory
 	useLock    = ".lock"      // shared while an image is looked up and built on, exclusive while images are removed
 
-	lockPoll = 200 * time.Millisecond
 )
 
 // MakeOptions defines how an image or a saved state is made.
@@ -172,13 +173,8 @@ func (s *Store) Underway() ([]Making, error) {
 		if !ok {
 			continue
 		}
-		lock, err := tryLock(filepath.Join(s.Dir, e.Name()), unix.LOCK_SH)
-		if err == nil {
-			lock.Close()
+		if !lockfile.Held(filepath.Join(s.Dir, e.Name())) {
 			continue
-		}
-		if !errors.Is(err, errLocked) {
-			return nil, err
 		}
 		m := Making{Name: name}
 		if b, err := os.ReadFile(filepath.Join(s.Dir, sayPrefix+name)); err == nil {
@@ -194,7 +190,7 @@ type maker struct {
 	store *Store
 	name  string
 	o     MakeOptions
-	lock  *os.File
+	lock  *lockfile.Lock
 	dir   string // "" before fill
 	kept  bool   // the files are left for the next test
 	began time.Time
@@ -210,11 +206,12 @@ func (s *Store) begin(ctx context.Context, name string, o MakeOptions) (*maker, 
 	}
 	m := &maker{store: s, name: name, o: o, began: time.Now()}
 	var err error
-	if m.lock, err = s.lock(ctx, name, o.Progress); err != nil {
-		return nil, err
+	waiting := func() { o.Progress("waiting for another process that builds this image") }
+	if m.lock, err = lockfile.Wait(ctx, filepath.Join(s.Dir, lockPrefix+name), waiting); err != nil {
+		return nil, fmt.Errorf("wait for another build: %w", err)
 	}
 	if err := s.clearWork(name, o.Sweep); err != nil {
-		return nil, errors.Join(err, m.lock.Close())
+		return nil, errors.Join(err, m.lock.Unlock())
 	}
 	return m, nil
 }
@@ -225,7 +222,7 @@ func (m *maker) end() {
 	if m.dir != "" {
 		_ = os.RemoveAll(m.dir)
 	}
-	m.lock.Close()
+	m.lock.Unlock()
 }
 
 // report reports a line to the caller and to Underway.
@@ -376,72 +373,24 @@ func (s *Store) checkSpace(need int64) error {
 // Use keeps every image in place until release is called. It protects an image from its
 // lookup until a VM's directory records that it builds on the image.
 func (s *Store) Use() (release func(), err error) {
-	return s.lockUse(unix.LOCK_SH)
+	return s.lockUse((*flock.Flock).RLock)
 }
 
 // lockExclusive locks out all users of images, so that images can be removed.
 func (s *Store) lockExclusive() (release func(), err error) {
-	return s.lockUse(unix.LOCK_EX)
+	return s.lockUse((*flock.Flock).Lock)
 }
 
-func (s *Store) lockUse(how int) (release func(), err error) {
+func (s *Store) lockUse(lock func(*flock.Flock) error) (release func(), err error) {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create image directory: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(s.Dir, useLock), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("open image lock: %w", err)
-	}
+	f := flock.New(filepath.Join(s.Dir, useLock))
 	// The lock is held only briefly, so waiting needs no limit.
-	for {
-		err := unix.Flock(int(f.Fd()), how)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock images: %w", err), f.Close())
-		}
+	if err := lock(f); err != nil {
+		return nil, fmt.Errorf("lock images: %w", err)
 	}
-}
-
-var errLocked = errors.New("locked by another build")
-
-// lock waits for the maker's lock. The lock file is never unlinked, because another
-// process may hold a lock on the unlinked file.
-func (s *Store) lock(ctx context.Context, name string, say func(string)) (*os.File, error) {
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
-	for first := true; ; first = false {
-		f, err := tryLock(filepath.Join(s.Dir, lockPrefix+name), unix.LOCK_EX)
-		if !errors.Is(err, errLocked) {
-			return f, err
-		}
-		if first {
-			say("waiting for another process that builds this image")
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another build: %w", ctx.Err())
-		case <-tick.C:
-		}
-	}
-}
-
-// tryLock returns errLocked if another process holds the lock. Closing the file or the
-// end of the process releases it.
-func tryLock(path string, how int) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("open build lock: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errLocked
-		}
-		return nil, fmt.Errorf("lock build: %w", err)
-	}
-	return f, nil
+	return func() { _ = f.Close() }, nil
 }
 
 func syncPath(path string) error {

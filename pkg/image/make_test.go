@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -238,11 +237,11 @@ func TestPruneSweepsAfterTheDead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lock, err := tryLock(filepath.Join(s.Dir, lockPrefix+"alive"), unix.LOCK_EX)
-	if err != nil {
-		t.Fatal(err)
+	lock, ok, err := lockfile.Try(filepath.Join(s.Dir, lockPrefix+"alive"))
+	if err != nil || !ok {
+		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
-	defer lock.Close()
+	defer lock.Unlock()
 	var swept []string
 	o := PruneOptions{DryRun: true, Sweep: func(name, work string) error { swept = append(swept, name+" "+work); return nil }}
 	found, err := s.Prune(o)
@@ -295,8 +294,8 @@ func TestUseHoldsOffPrune(t *testing.T) {
 	removed := make(chan error, 1)
 	go func() { removed <- s.Remove(golden.Name, nil) }()
 	// Remove waits for the lock, so another attempt to lock exclusively fails too.
-	if _, err := tryLock(filepath.Join(s.Dir, useLock), unix.LOCK_EX); !errors.Is(err, errLocked) {
-		t.Errorf("lock of a used image = %v, want %v", err, errLocked)
+	if _, ok, err := lockfile.Try(filepath.Join(s.Dir, useLock)); ok || err != nil {
+		t.Errorf("Try of a used image's lock = %t, %v, want false, nil", ok, err)
 	}
 	if _, err := readInfo(i.Path); err != nil {
 		t.Errorf("readInfo of a used image during Remove = %v, want nil", err)

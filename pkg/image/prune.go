@@ -4,11 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // Leftover is a file or directory that is no longer needed.
@@ -51,48 +50,41 @@ func (s *Store) Prune(o PruneOptions) ([]Leftover, error) {
 	if err != nil {
 		return nil, err
 	}
-	keep := map[string]bool{}
-	for _, i := range built {
-		keep[i.Path] = i.Ready
+	p := pruner{store: s, PruneOptions: o}
+	if err = p.pruneWarm(built); err == nil {
+		err = p.pruneImages(built, entries)
 	}
-	found, err := s.pruneWarm(built, o)
-	if err != nil {
-		return found, err
+	if err == nil {
+		err = p.sweep(entries)
 	}
-	for _, e := range entries {
-		dir := filepath.Join(s.Dir, e.Name())
-		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || o.inUse(dir) {
-			continue
-		}
-		why := "replaced by a newer image"
-		if _, err := readInfo(dir); err != nil {
-			why = err.Error()
-		}
-		name, _, _ := strings.Cut(e.Name(), "-")
-		if found, err = s.discardFound(found, name, dir, why, o); err != nil {
-			return found, err
-		}
-	}
-	swept, err := s.sweep(entries, o)
-	return append(found, swept...), err
+	return p.found, err
 }
 
-func (o PruneOptions) inUse(dir string) bool { return o.InUse != nil && o.InUse(dir) }
+// pruner does the work of one Prune. The caller holds the lock of the images, unless it
+// is a dry run.
+type pruner struct {
+	PruneOptions
+	store *Store
+	found []Leftover
+}
 
-// discardFound discards an image of a name, or a part of it.
-func (s *Store) discardFound(found []Leftover, name, dir, why string, o PruneOptions) ([]Leftover, error) {
-	l := Leftover{Path: dir, Size: DiskUsage(dir), Why: why}
-	if !o.DryRun {
-		if err := s.discard(name, dir); err != nil {
-			return found, err
+func (p *pruner) inUse(dir string) bool { return p.InUse != nil && p.InUse(dir) }
+
+// drop removes a leftover, unless it is a dry run.
+func (p *pruner) drop(path, why string, remove func() error) error {
+	l := Leftover{Path: path, Size: DiskUsage(path), Why: why}
+	if !p.DryRun {
+		if err := remove(); err != nil {
+			return err
 		}
 	}
-	return append(found, l), nil
+	p.found = append(p.found, l)
+	return nil
 }
 
 // pruneWarm removes saved states that are damaged or replaced by a newer one of the
 // same size, unless a VM builds on them.
-func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err error) {
+func (p *pruner) pruneWarm(images []Info) error {
 	for _, i := range images {
 		newest := map[[2]int64]Warm{}
 		for _, w := range i.Warm {
@@ -107,27 +99,50 @@ func (s *Store) pruneWarm(images []Info, o PruneOptions) (found []Leftover, err 
 		}
 		states, err := filepath.Glob(filepath.Join(i.Path, warmPrefix+"*"))
 		if err != nil {
-			return found, err
+			return err
 		}
 		for _, dir := range states {
-			if keep[dir] || o.inUse(dir) {
+			if keep[dir] || p.inUse(dir) {
 				continue
 			}
 			why := "replaced by a newer saved VM"
 			if _, err := readWarm(dir); err != nil {
 				why = "unusable saved VM"
 			}
-			if found, err = s.discardFound(found, i.Name, dir, why, o); err != nil {
-				return found, err
+			if err := p.drop(dir, why, func() error { return p.store.discard(i.Name, dir) }); err != nil {
+				return err
 			}
 		}
 	}
-	return found, nil
+	return nil
+}
+
+// pruneImages removes images that are damaged or replaced by a newer one.
+func (p *pruner) pruneImages(images []Info, entries []fs.DirEntry) error {
+	keep := map[string]bool{}
+	for _, i := range images {
+		keep[i.Path] = i.Ready
+	}
+	for _, e := range entries {
+		dir := filepath.Join(p.store.Dir, e.Name())
+		if !e.IsDir() || !published.MatchString(e.Name()) || keep[dir] || p.inUse(dir) {
+			continue
+		}
+		why := "replaced by a newer image"
+		if _, err := readInfo(dir); err != nil {
+			why = err.Error()
+		}
+		name, _, _ := strings.Cut(e.Name(), "-")
+		if err := p.drop(dir, why, func() error { return p.store.discard(name, dir) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweep removes the work of dead builders. A process that gets a builder's lock knows
 // that no builder is alive.
-func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, err error) {
+func (p *pruner) sweep(entries []fs.DirEntry) error {
 	for _, e := range entries {
 		name, isWork := strings.CutPrefix(e.Name(), workPrefix)
 		kept, isKept := strings.CutPrefix(e.Name(), keptPrefix)
@@ -139,38 +154,35 @@ func (s *Store) sweep(entries []fs.DirEntry, o PruneOptions) (found []Leftover, 
 			name, why = kept, "a build of %s that failed its test"
 		}
 		name, _, _ = strings.Cut(name, "-")
-		lock, err := s.ifDead(name, o.DryRun)
-		if errors.Is(err, errLocked) {
+		unlock, dead, err := p.lockIfDead(name)
+		if err != nil {
+			return err
+		}
+		if !dead {
 			continue
 		}
-		if err != nil {
-			return found, err
-		}
-		l := Leftover{Path: filepath.Join(s.Dir, e.Name()), Why: fmt.Sprintf(why, name)}
-		l.Size = DiskUsage(l.Path)
-		if !o.DryRun {
-			if o.Sweep != nil {
-				err = o.Sweep(name, l.Path)
+		work := filepath.Join(p.store.Dir, e.Name())
+		err = p.drop(work, fmt.Sprintf(why, name), func() error {
+			if p.Sweep != nil {
+				if err := p.Sweep(name, work); err != nil {
+					return err
+				}
 			}
-			if err == nil {
-				err = removeTree(l.Path)
-			}
+			return removeTree(work)
+		})
+		if err := errors.Join(err, unlock()); err != nil {
+			return err
 		}
-		lock.Close()
-		if err != nil {
-			return found, err
-		}
-		found = append(found, l)
 	}
-	return found, nil
+	return nil
 }
 
-// ifDead takes the makers' lock of a name. A dry run does not create the lock file: no
-// process holds a lock whose file does not exist, and closing a nil file does nothing.
-func (s *Store) ifDead(name string, dry bool) (*os.File, error) {
-	path := filepath.Join(s.Dir, lockPrefix+name)
-	if _, err := os.Lstat(path); dry && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+// lockIfDead takes the makers' lock of a name. A dry run only looks at it.
+func (p *pruner) lockIfDead(name string) (unlock func() error, dead bool, err error) {
+	path := filepath.Join(p.store.Dir, lockPrefix+name)
+	if p.DryRun {
+		return func() error { return nil }, !lockfile.Held(path), nil
 	}
-	return tryLock(path, unix.LOCK_EX)
+	lock, dead, err := lockfile.Try(path)
+	return lock.Unlock, dead, err
 }

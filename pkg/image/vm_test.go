@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain makes the test binary act as the host agent that the driver starts.
@@ -65,11 +66,7 @@ type guest struct {
 
 func boot(t *testing.T) guest {
 	t.Helper()
-	home, err := os.MkdirTemp("", "im") // t.TempDir is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(home) })
+	home := testenv.ShortDir(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

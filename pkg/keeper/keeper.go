@@ -14,6 +14,9 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -65,7 +68,7 @@ func Run(ctx context.Context, log *slog.Logger, c Subject) error {
 
 // work works towards the desired phase of c until c is at rest.
 func work(ctx context.Context, log *slog.Logger, c Subject) error {
-	retry := time.Second
+	pauses := &backoff.ExponentialBackOff{InitialInterval: time.Second, Multiplier: 2, MaxInterval: time.Hour}
 	for {
 		s, err := c.Look(ctx)
 		if err != nil {
@@ -83,21 +86,22 @@ func work(ctx context.Context, log *slog.Logger, c Subject) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil, errors.Is(err, store.ErrStale):
-			retry = time.Second
+			pauses.Reset()
 			continue
 		}
 		// This is not a failed step, which has its own phase. Something prevents the
 		// step from being done or recorded: a full disk, or a VM that cannot be removed
 		// now. The desired phase is in the row, so retry, each time after a longer
 		// delay.
+		retry := pauses.NextBackOff()
+		if retry > time.Minute {
+			return fmt.Errorf("giving up until the next command: %w", err)
+		}
 		log.ErrorContext(ctx, "retrying", "phase", s.Phase, "desired", s.Desired, "in", retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
 			return ctx.Err()
-		}
-		if retry *= 2; retry > time.Minute {
-			return fmt.Errorf("giving up until the next command: %w", err)
 		}
 	}
 }
@@ -111,11 +115,11 @@ func tuneGC() {
 }
 
 // takeLock returns nil when c came to rest without this keeper.
-func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, error) {
+func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*lockfile.Lock, error) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for tries := 0; ; tries++ {
-		lock, ok, err := store.TryLock(c.Lock())
+		lock, ok, err := lockfile.Try(c.Lock())
 		if err != nil || ok {
 			return lock, err
 		}
@@ -125,7 +129,7 @@ func takeLock(ctx context.Context, log *slog.Logger, c Subject) (*store.Lock, er
 		}
 		// The subject is served and its keeper lives, because a ready session keeps its
 		// keeper. Do not conclude this on the first try, as another command's
-		// store.Held may have held the lock for a moment.
+		// lockfile.Died may have held the lock for a moment.
 		if s.Rest || tries > 0 && s.Served {
 			return nil, nil
 		}

@@ -18,10 +18,11 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 const id = "aaaa11112222"
@@ -31,7 +32,7 @@ const id = "aaaa11112222"
 func TestMain(m *testing.M) {
 	dir := os.Getenv("KEEPER_TEST_DIR")
 	if dir == "" {
-		os.Exit(reexec.Run(m))
+		os.Exit(testenv.Run(m))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { // leaves no orphans: the parent holds our stdin
@@ -189,7 +190,7 @@ func TestNothingToDo(t *testing.T) {
 		if after := lastSeq(t, w.Store, id); after != before {
 			t.Errorf("%s, desired %s: last event = %d, want %d as before", c.phase, c.desired, after, before)
 		}
-		if store.Held(w.Config.Paths.SessionLock(id)) {
+		if lockfile.Held(w.Config.Paths.SessionLock(id)) {
 			t.Errorf("%s, desired %s: lock held = true, want false", c.phase, c.desired)
 		}
 	}
@@ -266,7 +267,7 @@ func TestEndsWithItsContext(t *testing.T) {
 		t.Fatalf("keeper = %v, want %v", err, context.Canceled)
 	}
 	w.is(t, session.Ready)
-	if store.Held(w.Config.Paths.SessionLock(id)) {
+	if lockfile.Held(w.Config.Paths.SessionLock(id)) {
 		t.Error("lock held after the end = true, want false")
 	}
 }
@@ -286,7 +287,7 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 	if err := ended(t, w.run(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	if !store.Held(w.Config.Paths.SessionLock(id)) {
+	if !lockfile.Held(w.Config.Paths.SessionLock(id)) {
 		t.Fatal("lock held by the first keeper = false, want true")
 	}
 	cancel()
@@ -300,9 +301,9 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 // keeper.
 func TestAskingIsNoKeeper(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Status{})
-	lock, ok, err := store.TryLock(w.Config.Paths.SessionLock(id))
+	lock, ok, err := lockfile.Try(w.Config.Paths.SessionLock(id))
 	if err != nil || !ok {
-		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
+		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	w.drv.inspect = func(context.Context) (vm.Machine, error) {
@@ -318,7 +319,7 @@ func TestAskingIsNoKeeper(t *testing.T) {
 // asker releases its lock once a keeper has found it held.
 type asker struct {
 	slog.Handler
-	lock *store.Lock
+	lock *lockfile.Lock
 }
 
 func (asker) Enabled(context.Context, slog.Level) bool { return true }
@@ -380,8 +381,8 @@ func TestStandByTakesOver(t *testing.T) {
 	first := w.spawn(t, "KEEPER_TEST_HANG=1")
 	first.expect(t, "removing")
 	second := w.spawn(t)
-	if _, ok, err := store.TryLock(w.Config.Paths.SessionLock(id)); ok || err != nil {
-		t.Fatalf("TryLock = %t, %v, want false, nil: a keeper holds it", ok, err)
+	if _, ok, err := lockfile.Try(w.Config.Paths.SessionLock(id)); ok || err != nil {
+		t.Fatalf("Try = %t, %v, want false, nil: a keeper holds it", ok, err)
 	}
 	w.is(t, session.Destroying) // the second keeper, which would remove it at once, waits
 	if err := first.Process.Kill(); err != nil {
@@ -414,12 +415,9 @@ func TestLateKeeperLeavesNothing(t *testing.T) {
 // lastSeq returns the sequence number of a session's newest event, or 0 if it has none.
 func lastSeq(t *testing.T, s *store.Store, id string) int64 {
 	t.Helper()
-	evs, err := s.Events(t.Context(), id, 0, 100_000)
+	_, last, err := s.EventRange(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evs) == 0 {
-		return 0
-	}
-	return evs[len(evs)-1].Seq
+	return last
 }

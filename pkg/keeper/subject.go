@@ -66,11 +66,11 @@ type Task struct {
 }
 
 // Lock returns the path of the task's lock.
-func (c *Task) Lock() string { return c.Worker.LockPath(c.ID) }
+func (c *Task) Lock() string { return c.Worker.Tasks.LockPath(c.ID) }
 
 // Look reads the task's row.
 func (c *Task) Look(ctx context.Context) (State, error) {
-	t, err := c.Worker.Get(ctx, c.ID)
+	t, err := c.Worker.Tasks.Get(ctx, c.ID)
 	return State{
 		Phase: string(t.Phase), Desired: string(t.Desired), Rest: task.AtRest(t.Phase),
 		Served: t.Desired == task.Run, Quiet: t.Phase == task.Running || t.Phase == task.FailedPreserved,
@@ -83,7 +83,7 @@ const scheduleEvery = 15 * time.Second
 
 // Next does the work of the task's phase, and schedules queued tasks meanwhile.
 func (c *Task) Next(ctx context.Context) error {
-	t, err := c.Worker.Get(ctx, c.ID)
+	t, err := c.Worker.Tasks.Get(ctx, c.ID)
 	if err != nil {
 		return err
 	}
@@ -104,11 +104,11 @@ func (c *Task) schedule(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if err := c.Worker.Schedule(ctx); err != nil && ctx.Err() == nil {
+		if err := c.Worker.Tasks.Schedule(ctx); err != nil && ctx.Err() == nil {
 			c.Worker.Log.WarnContext(ctx, "failed to start waiting tasks", "error", err)
 		}
 	}
 }
 
 // Left gives the slot to the next queued task.
-func (c *Task) Left(ctx context.Context) error { return c.Worker.Schedule(ctx) }
+func (c *Task) Left(ctx context.Context) error { return c.Worker.Tasks.Schedule(ctx) }

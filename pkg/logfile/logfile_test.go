@@ -15,14 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain runs one of the processes that this test binary can be: ROLE PATH ARGUMENT…
 func TestMain(m *testing.M) {
 	role := os.Getenv("LOGFILE_TEST_ROLE")
 	if role == "" {
-		os.Exit(reexec.Run(m))
+		os.Exit(testenv.Run(m))
 	}
 	path, who := os.Args[1], os.Args[2]
 	var err error

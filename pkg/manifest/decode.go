@@ -6,7 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // field is a field of a type, as described by its tags.
@@ -91,68 +92,40 @@ func scale(t reflect.Type, s string) int64 {
 
 // decoder fills a struct from nodes, as its tags describe.
 type decoder struct {
-	problems  *problems
-	inSession map[string]*node // nodes in the manifest, by field
-	quiet     bool             // set in a part that could hold a credential
-}
-
-func (d *decoder) bad(n *node, path, format string, args ...any) {
-	if path == "" {
-		format = "the manifest " + format
-	}
-	d.problems.add(n, path, format, args...)
-}
-
-// quote quotes s for an error, shortened and on one line.
-func quote(s string) string {
-	const most = 40
-	if utf8.RuneCountInString(s) > most {
-		s = string([]rune(s)[:most]) + "…"
-	}
-	return strconv.Quote(s)
-}
-
-func join(path, name string) string {
-	if path == "" {
-		return name
-	}
-	return path + "." + name
+	*strictyaml.Problems
+	inSession map[string]*strictyaml.Node // nodes in the manifest, by field
 }
 
 // object fills a struct.
-func (d *decoder) object(n *node, path string, v reflect.Value) {
-	if n.kind != object {
-		d.wrongKind(n, path, object)
+func (d *decoder) object(n *strictyaml.Node, path string, v reflect.Value) {
+	if n.Kind != strictyaml.Object {
+		d.WrongKind(n, path, strictyaml.Object)
 		return
 	}
 	fields := fieldsOf(v.Type())
-	first := map[string]*node{}
-	for i, key := range n.keys {
-		if d.isDuplicate(key, path, first) {
-			continue
-		}
-		at := slices.IndexFunc(fields, func(f field) bool { return f.name == key.text })
+	for key, value := range d.Entries(n, path) {
+		at := slices.IndexFunc(fields, func(f field) bool { return f.name == key.Text })
 		if at < 0 {
 			d.unknown(key, path, fields)
 			continue
 		}
 		f := fields[at]
-		d.inSession[join(path, f.name)] = n.items[i]
-		d.value(n.items[i], join(path, f.name), f, v.FieldByIndex(f.index))
+		d.inSession[strictyaml.Join(path, f.name)] = value
+		d.value(value, strictyaml.Join(path, f.name), f, v.FieldByIndex(f.index))
 	}
 	for _, f := range fields {
-		if f.required == "true" && first[f.name] == nil {
+		if f.required == "true" && d.inSession[strictyaml.Join(path, f.name)] == nil {
 			d.missing(n, path, f)
 		}
 	}
 }
 
-func (d *decoder) missing(n *node, path string, f field) {
+func (d *decoder) missing(n *strictyaml.Node, path string, f field) {
 	if len(f.enum) == 1 {
-		d.bad(n, join(path, f.name), "is missing; add %s: %q", f.name, f.enum[0])
+		d.Bad(n, strictyaml.Join(path, f.name), "is missing; add %s: %q", f.name, f.enum[0])
 		return
 	}
-	d.bad(n, join(path, f.name), "is missing: %s", f.doc)
+	d.Bad(n, strictyaml.Join(path, f.name), "is missing: %s", f.doc)
 }
 
 // checkOwnership checks keys that depend on whether the task has its own session: those that such
@@ -160,7 +133,7 @@ func (d *decoder) missing(n *node, path string, f field) {
 func (d *decoder) checkOwnership(path string, t reflect.Type) {
 	given := d.inSession["vm.session"] != nil
 	for _, f := range fieldsOf(t) {
-		at := join(path, f.name)
+		at := strictyaml.Join(path, f.name)
 		n := d.inSession[at]
 		switch {
 		case n == nil:
@@ -169,54 +142,30 @@ func (d *decoder) checkOwnership(path string, t reflect.Type) {
 			}
 		case !given || f.own == "":
 		case f.own == "*":
-			d.bad(n, at, "cannot be combined with vm.session, which uses a session unchanged; remove one of the two")
-		case n.text == f.own:
-			d.bad(n, at, "is %s, which cannot be combined with vm.session: the session remains in any case", quote(f.own))
+			d.Bad(n, at, "cannot be combined with vm.session, which uses a session unchanged; remove one of the two")
+		case n.Text == f.own:
+			d.Bad(n, at, "is %s, which cannot be combined with vm.session: the session remains in any case", strictyaml.Quote(f.own))
 		}
-		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct && n != nil && n.kind == object {
+		if sub := t.FieldByIndex(f.index).Type; sub.Kind() == reflect.Struct && n != nil && n.Kind == strictyaml.Object {
 			d.checkOwnership(at, sub)
 		}
 	}
 }
 
-// isDuplicate reports whether the object already has the key, and adds a problem if so.
-func (d *decoder) isDuplicate(key *node, path string, first map[string]*node) bool {
-	earlier := first[key.text]
-	if earlier == nil {
-		first[key.text] = key
-		return false
-	}
-	name := " " + quote(key.text)
-	if d.quiet {
-		name = ""
-	}
-	d.bad(key, path, "has the key%s twice; the first is on line %d", name, earlier.line)
-	return true
-}
-
-// unknown reports an unknown key, with the key that was probably meant.
-func (d *decoder) unknown(key *node, path string, fields []field) {
-	if d.problems.full() {
-		d.problems.more++
-		return
+// unknown reports an unknown key, with the object that it belongs in or the key that was
+// probably meant.
+func (d *decoder) unknown(key *strictyaml.Node, path string, fields []field) {
+	if path == "" && !d.Full() {
+		if homes := homesOf(key.Text); len(homes) > 0 {
+			d.Bad(key, path, "has an unknown key %s; it belongs in %s", strictyaml.Quote(key.Text), strings.Join(homes, " or "))
+			return
+		}
 	}
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.name
 	}
-	if d.quiet {
-		d.bad(key, path, "has an unknown key; known keys are %s", strings.Join(names, ", "))
-		return
-	}
-	if homes := homesOf(key.text); len(homes) > 0 && path == "" {
-		d.bad(key, path, "has an unknown key %s; it belongs in %s", quote(key.text), strings.Join(homes, " or "))
-		return
-	}
-	if i := slices.IndexFunc(names, func(name string) bool { return near(name, key.text) }); i >= 0 {
-		d.bad(key, path, "has an unknown key %s; did you mean %s?", quote(key.text), names[i])
-		return
-	}
-	d.bad(key, path, "has an unknown key %s; known keys are %s", quote(key.text), strings.Join(names, ", "))
+	d.UnknownKey(key, path, names)
 }
 
 // homesOf returns the top-level objects of a manifest that have the key.
@@ -235,49 +184,11 @@ func homesOf(key string) []string {
 	return homes
 }
 
-// near reports whether b differs from a by at most two letters that are wrong, missing
-// or added.
-func near(a, b string) bool {
-	if len(b) > len(a)+2 || len(a) > len(b)+2 || len(a) < 3 {
-		return false
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		before := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			swap := before
-			if a[i] != b[j] {
-				swap++
-			}
-			before, row[j+1] = row[j+1], min(swap, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)] <= 2
-}
-
-// wrongKind reports a node of the wrong kind.
-func (d *decoder) wrongKind(n *node, path string, want kind) {
-	switch {
-	case n.kind == null:
-		d.bad(n, path, "is empty; add a value or remove the line")
-	case want == text && n.kind != list && n.kind != object:
-		d.bad(n, path, "must be a string, got %v; put it in quotes", n.kind)
-	case want == list && n.kind == text:
-		d.bad(n, path, "must be a list, got a string; write it as [one, another]")
-	default:
-		d.bad(n, path, "must be %v, got %v", want, n.kind)
-	}
-}
-
 // value fills one field.
-func (d *decoder) value(n *node, path string, f field, v reflect.Value) {
-	if f.quiet && !d.quiet {
-		d.quiet = true
-		defer func() { d.quiet = false }()
+func (d *decoder) value(n *strictyaml.Node, path string, f field, v reflect.Value) {
+	if f.quiet && !d.Quiet {
+		d.Quiet = true
+		defer func() { d.Quiet = false }()
 	}
 	switch t := v.Type(); {
 	case t.Kind() == reflect.Pointer:
@@ -299,66 +210,57 @@ func (d *decoder) value(n *node, path string, f field, v reflect.Value) {
 	}
 }
 
-func (d *decoder) text(n *node, path string, f field, v reflect.Value) {
+func (d *decoder) text(n *strictyaml.Node, path string, f field, v reflect.Value) {
 	switch {
-	case n.kind != text:
-		d.wrongKind(n, path, text)
-	case f.enum == nil || slices.Contains(f.enum, n.text):
+	case n.Kind != strictyaml.Text:
+		d.WrongKind(n, path, strictyaml.Text)
+	case f.enum == nil || slices.Contains(f.enum, n.Text):
 		v.SetString(d.checked(n, path, f.like))
 	default:
-		why := "must be " + alternatives(f.enum)
-		if !d.quiet {
-			why += ", got " + quote(n.text)
+		why := "must be " + strictyaml.Alternatives(f.enum)
+		if !d.Quiet {
+			why += ", got " + strictyaml.Quote(n.Text)
 		}
 		if f.orElse != "" {
 			why += "; " + f.orElse
 		}
-		d.bad(n, path, "%s", why)
+		d.Bad(n, path, "%s", why)
 	}
-}
-
-// alternatives lists words for an error: "a", "a or b", "a, b or c".
-func alternatives(words []string) string {
-	last := len(words) - 1
-	if last == 0 {
-		return words[0]
-	}
-	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
 // checked returns a node's text, normalized by its rule, and reports a text that breaks
 // the rule.
-func (d *decoder) checked(n *node, path string, r *rule) string {
+func (d *decoder) checked(n *strictyaml.Node, path string, r *rule) string {
 	if r == nil {
-		return n.text
+		return n.Text
 	}
-	value := r.normal(n.text)
+	value := r.normal(n.Text)
 	if why := r.broken(value); why != "" {
-		d.bad(n, path, "%s", why)
+		d.Bad(n, path, "%s", why)
 	}
 	return value
 }
 
-func (d *decoder) number(n *node, path string, f field, v reflect.Value) {
-	if n.kind != integer {
-		switch n.kind {
-		case text, fraction:
-			d.bad(n, path, "must be a whole number in decimal and without quotes, got %s", quote(n.text))
+func (d *decoder) number(n *strictyaml.Node, path string, f field, v reflect.Value) {
+	if n.Kind != strictyaml.Integer {
+		switch n.Kind {
+		case strictyaml.Text, strictyaml.Fraction:
+			d.Bad(n, path, "must be a whole number in decimal and without quotes, got %s", strictyaml.Quote(n.Text))
 		default:
-			d.wrongKind(n, path, integer)
+			d.WrongKind(n, path, strictyaml.Integer)
 		}
 		return
 	}
-	i, err := strconv.ParseInt(n.text, 10, 64)
+	i, err := strconv.ParseInt(n.Text, 10, 64)
 	if err != nil || i < number(f.min) || i > number(f.max) {
-		d.bad(n, path, "must be from %s to %s, got %s", f.min, f.max, n.text[:min(len(n.text), 20)])
+		d.Bad(n, path, "must be from %s to %s, got %s", f.min, f.max, n.Text[:min(len(n.Text), 20)])
 		return
 	}
 	v.SetInt(i)
 }
 
 // measure fills in a size or a duration.
-func (d *decoder) measure(n *node, path string, f field, v reflect.Value) {
+func (d *decoder) measure(n *strictyaml.Node, path string, f field, v reflect.Value) {
 	var m int64
 	var err error
 	example := "8G"
@@ -366,41 +268,41 @@ func (d *decoder) measure(n *node, path string, f field, v reflect.Value) {
 		example = "30m"
 	}
 	switch {
-	case n.kind == integer || n.kind == fraction:
-		d.bad(n, path, "must have a unit, as in %s, got %s", example, quote(n.text))
+	case n.Kind == strictyaml.Integer || n.Kind == strictyaml.Fraction:
+		d.Bad(n, path, "must have a unit, as in %s, got %s", example, strictyaml.Quote(n.Text))
 		return
-	case n.kind != text:
-		d.wrongKind(n, path, text)
+	case n.Kind != strictyaml.Text:
+		d.WrongKind(n, path, strictyaml.Text)
 		return
 	case v.Type() == sizeType:
 		var s Size
-		s, err = ParseSize(n.text)
+		s, err = ParseSize(n.Text)
 		m = int64(s)
 	default:
 		var t Duration
-		t, err = ParseDuration(n.text)
+		t, err = ParseDuration(n.Text)
 		m = int64(t)
 	}
 	switch {
 	case err != nil:
-		d.bad(n, path, "%v, got %s", err, quote(n.text))
+		d.Bad(n, path, "%v, got %s", err, strictyaml.Quote(n.Text))
 	case m < scale(v.Type(), f.min) || m > scale(v.Type(), f.max):
-		d.bad(n, path, "must be from %s to %s, got %s", f.min, f.max, quote(n.text))
+		d.Bad(n, path, "must be from %s to %s, got %s", f.min, f.max, strictyaml.Quote(n.Text))
 	default:
 		v.SetInt(m)
 	}
 }
 
-func (d *decoder) list(n *node, path string, f field, v reflect.Value) {
-	if n.kind != list {
-		d.wrongKind(n, path, list)
+func (d *decoder) list(n *strictyaml.Node, path string, f field, v reflect.Value) {
+	if n.Kind != strictyaml.List {
+		d.WrongKind(n, path, strictyaml.List)
 		return
 	}
 	if !d.countFits(n, path, f) {
 		return
 	}
 	v.SetZero() // replace the default instead of adding to it
-	for i, item := range n.items {
+	for i, item := range n.Items {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		entry := reflect.New(v.Type().Elem()).Elem()
 		switch entry.Kind() {
@@ -418,27 +320,24 @@ func (d *decoder) list(n *node, path string, f field, v reflect.Value) {
 // exitCodes holds the bounds of the numbers in success_codes, the only list of numbers.
 var exitCodes = field{min: "0", max: "255"}
 
-func (d *decoder) table(n *node, path string, f field, v reflect.Value) {
-	if n.kind != object {
-		d.wrongKind(n, path, object)
+func (d *decoder) table(n *strictyaml.Node, path string, f field, v reflect.Value) {
+	if n.Kind != strictyaml.Object {
+		d.WrongKind(n, path, strictyaml.Object)
 		return
 	}
 	if !d.countFits(n, path, f) {
 		return
 	}
-	first, entries := map[string]*node{}, map[string]string{}
-	for i, key := range n.keys {
-		if d.isDuplicate(key, path, first) {
+	entries := map[string]string{}
+	for key, value := range d.Entries(n, path) {
+		if why := f.keys.broken(key.Text); why != "" {
+			d.Bad(key, path, "%s", why)
+		}
+		if value.Kind != strictyaml.Text {
+			d.WrongKind(value, path, strictyaml.Text)
 			continue
 		}
-		if why := f.keys.broken(key.text); why != "" {
-			d.bad(key, path, "%s", why)
-		}
-		if n.items[i].kind != text {
-			d.wrongKind(n.items[i], path, text)
-			continue
-		}
-		entries[key.text] = d.checked(n.items[i], path, f.like)
+		entries[key.Text] = d.checked(value, path, f.like)
 	}
 	if len(entries) > 0 {
 		v.Set(reflect.ValueOf(entries))
@@ -446,13 +345,13 @@ func (d *decoder) table(n *node, path string, f field, v reflect.Value) {
 }
 
 // countFits reports whether a list or a map has an allowed number of entries.
-func (d *decoder) countFits(n *node, path string, f field) bool {
+func (d *decoder) countFits(n *strictyaml.Node, path string, f field) bool {
 	least, most := number("0"+f.min), number(f.max)
-	switch count := int64(len(n.items)); {
+	switch count := int64(len(n.Items)); {
 	case count > most:
-		d.bad(n, path, "must have at most %d entries, got %d", most, count)
+		d.Bad(n, path, "must have at most %d entries, got %d", most, count)
 	case count < least:
-		d.bad(n, path, "must have at least %d entry, got %d", least, count)
+		d.Bad(n, path, "must have at least %d entry, got %d", least, count)
 	default:
 		return true
 	}

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // TestBoundsInDocsAndSchema checks that docs/tasks.md and the schema state the bounds
@@ -38,7 +40,7 @@ func TestBoundsInDocsAndSchema(t *testing.T) {
 	var walk func(path string, of reflect.Type)
 	walk = func(path string, of reflect.Type) {
 		for _, f := range fieldsOf(of) {
-			at := join(path, f.name)
+			at := strictyaml.Join(path, f.name)
 			switch ft := of.FieldByIndex(f.index).Type; {
 			case ft.Kind() == reflect.Struct:
 				walk(at, ft)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // minimal is the shortest valid manifest; tests add to it in line 7.
@@ -321,9 +322,9 @@ func TestBad(t *testing.T) {
 	for _, b := range bads {
 		t.Run(b.name, func(t *testing.T) {
 			task, _, err := manifest.Parse("task.yaml", []byte(b.text), t.TempDir())
-			e, ok := errors.AsType[*manifest.Error](err)
+			e, ok := errors.AsType[*strictyaml.Error](err)
 			if !ok || task != nil {
-				t.Fatalf("Parse = %+v, %v, want no task and a *manifest.Error", task, err)
+				t.Fatalf("Parse = %+v, %v, want no task and a *strictyaml.Error", task, err)
 			}
 			if fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
 				t.Errorf("Parse = %v (code %v, hint %q), want code %v with a hint", err, fail.CodeOf(err), fail.HintOf(err), fail.Usage)

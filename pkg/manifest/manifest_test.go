@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // parse parses a manifest that must be valid and cause no notices.
@@ -339,11 +340,11 @@ func TestJSON(t *testing.T) {
 		t.Errorf("task from JSON = %+v, want its prompt, 5 turns, a/b, codes 0 and 1", task)
 	}
 	_, _, err := manifest.Parse("m", []byte("{\n\t\"é\": 1, \"versio\": 2}"), "")
-	e, _ := errors.AsType[*manifest.Error](err)
+	e, _ := errors.AsType[*strictyaml.Error](err)
 	if e == nil || len(e.Problems) != 6 { // two keys; version, kind, repository and an agent are missing
 		t.Fatalf("Parse = %v, want 6 problems", err)
 	}
-	var at []manifest.Problem
+	var at []strictyaml.Problem
 	for _, p := range e.Problems {
 		if strings.Contains(p.Text, "unknown key") {
 			at = append(at, p)
@@ -407,7 +408,7 @@ dir/m.yaml:14:22: lifecycle.success_codes[1] must be from 0 to 255, got 999`
 		t.Errorf("Parse = %v\nwant %s", err, want)
 	}
 	_, _, err = manifest.Parse("m", []byte(minimal+"secrets: ["+entries(50, "5")+"]\n"), "")
-	e, ok := errors.AsType[*manifest.Error](err)
+	e, ok := errors.AsType[*strictyaml.Error](err)
 	if !ok || len(e.Problems) != 20 || e.More != 30 || !strings.HasSuffix(err.Error(), "\nand 30 more") {
 		t.Errorf("Parse with many problems = %v, want 20 and \"30 more\"", err)
 	}
@@ -668,9 +669,9 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		task, notices, err := manifest.Parse("m", []byte(text), "/dir")
 		if err != nil {
-			e, ok := errors.AsType[*manifest.Error](err)
+			e, ok := errors.AsType[*strictyaml.Error](err)
 			if !ok || task != nil || len(e.Problems) == 0 || len(e.Problems) > 20 || fail.CodeOf(err) != fail.Usage {
-				t.Fatalf("Parse = %+v, %v, want no task and a *manifest.Error", task, err)
+				t.Fatalf("Parse = %+v, %v, want no task and a *strictyaml.Error", task, err)
 			}
 			for _, p := range e.Problems {
 				if p.Line < 1 || p.Column < 1 || p.Text == "" || strings.ContainsAny(p.Field+p.Text, "\n\x1b\u202e") {

@@ -6,6 +6,9 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // document is a manifest as written: a Task, or one with the short form of its agent.
@@ -14,7 +17,7 @@ type document struct {
 	Claude *claude `json:"claude,omitempty" doc:"The short form of an agent of kind claude. Either this or agent."`
 }
 
-// Parse reads a manifest in YAML or JSON. Its error wraps an *Error with all problems,
+// Parse reads a manifest in YAML or JSON. Its error wraps a *strictyaml.Error with all problems,
 // at most 20, each in the form NAME:LINE:COLUMN: problem and fix, where name is NAME.
 // Repository paths that begin with . are relative to the directory dir; without dir
 // they are refused. The notices, in the same form, concern valid input that was
@@ -26,16 +29,16 @@ func Parse(name string, data []byte, dir string) (*Task, []string, error) {
 // ParseIn is like Parse, but for a task that runs in the given session, regardless of
 // the session in its manifest. With "" the manifest decides.
 func ParseIn(session, name string, data []byte, dir string) (*Task, []string, error) {
-	var p problems
-	root := readNodes(data, &p)
+	p := strictyaml.Problems{What: "manifest"}
+	root := read(data, &p)
 	if root == nil {
-		return nil, nil, p.err(name)
+		return nil, nil, refuse(&p, name)
 	}
 	doc := &document{}
 	setDefaults(reflect.ValueOf(&doc.Task).Elem())
-	d := &decoder{problems: &p, inSession: map[string]*node{"": root}}
+	d := &decoder{Problems: &p, inSession: map[string]*strictyaml.Node{"": root}}
 	d.object(root, "", reflect.ValueOf(doc).Elem())
-	if root.kind == object {
+	if root.Kind == strictyaml.Object {
 		if session != "" {
 			d.inSession["vm.session"], doc.VM.Session = root, session
 		}
@@ -44,7 +47,7 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 		d.secrets(&doc.Task)
 		d.repository(&doc.Task, dir)
 	}
-	if err := p.err(name); err != nil {
+	if err := refuse(&p, name); err != nil {
 		return nil, nil, err
 	}
 	t := &doc.Task
@@ -55,15 +58,38 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 	return t, append(d.priority(name, t), d.network(name, t)...), nil
 }
 
+func read(data []byte, p *strictyaml.Problems) *strictyaml.Node {
+	top := &strictyaml.Node{Line: 1, Col: 1}
+	if len(data) > MaxBytes {
+		p.Bad(top, "", "is larger than 1 MiB; put long texts into a file of the repository")
+		return nil
+	}
+	root := strictyaml.Read(data, p)
+	if root != nil && root.Kind == strictyaml.Null {
+		p.Bad(root, "", "is empty")
+		return nil
+	}
+	return root
+}
+
+// refuse returns the problems as an error with a hint, or nil if there are none.
+func refuse(p *strictyaml.Problems, name string) error {
+	err := p.Err(name)
+	if err == nil {
+		return nil
+	}
+	return fail.New(fail.Usage, "%w", err).WithHint("agent-sessionizer task schema # every key, its default and its bounds")
+}
+
 // agent merges the two ways to write an agent, and checks what each kind needs.
 func (d *decoder) agent(doc *document) {
 	long, short := d.inSession["agent"], d.inSession["claude"]
 	switch {
 	case long != nil && short != nil:
-		d.bad(short, "claude", "cannot be combined with agent; remove one of the two")
+		d.Bad(short, "claude", "cannot be combined with agent; remove one of the two")
 		return
 	case long == nil && short == nil:
-		d.bad(d.inSession[""], "", "has no agent; add claude with a prompt, or agent with a kind")
+		d.Bad(d.inSession[""], "", "has no agent; add claude with a prompt, or agent with a kind")
 		return
 	case doc.Claude != nil:
 		c := doc.Claude
@@ -74,13 +100,13 @@ func (d *decoder) agent(doc *document) {
 	only := func(whose string, keys ...string) {
 		for _, key := range keys {
 			if n := d.inSession["agent."+key]; n != nil {
-				d.bad(n, "agent."+key, "is allowed only for %s", whose)
+				d.Bad(n, "agent."+key, "is allowed only for %s", whose)
 			}
 		}
 	}
 	needs := func(key string) {
 		if d.inSession["agent."+key] == nil {
-			d.bad(long, "agent."+key, "is missing; an agent of kind %s requires it", a.Kind)
+			d.Bad(long, "agent."+key, "is missing; an agent of kind %s requires it", a.Kind)
 		}
 	}
 	switch a.Kind {
@@ -98,8 +124,8 @@ func (d *decoder) agent(doc *document) {
 		needs("command")
 		only("claude and codex", "model")
 		only("claude", "max_turns", "allowed_tools")
-		if n := d.inSession["agent.command"]; n != nil && n.kind == list && (len(a.Command) == 0 || a.Command[0] == "") {
-			d.bad(n, "agent.command", "must begin with a program")
+		if n := d.inSession["agent.command"]; n != nil && n.Kind == strictyaml.List && (len(a.Command) == 0 || a.Command[0] == "") {
+			d.Bad(n, "agent.command", "must begin with a program")
 		}
 	}
 }
@@ -114,10 +140,10 @@ func (d *decoder) secrets(t *Task) {
 		name, key := d.inSession[at+"name"], d.inSession[at+"key"]
 		if name != nil && s.Name != "" {
 			if seen[s.Name] {
-				d.bad(name, at+"name", "is already the name of another secret")
+				d.Bad(name, at+"name", "is already the name of another secret")
 			}
 			if _, ok := t.Agent.Env[s.Name]; ok {
-				d.bad(name, at+"name", "is also set in agent.env; remove one of the two")
+				d.Bad(name, at+"name", "is also set in agent.env; remove one of the two")
 			}
 			seen[s.Name] = true
 		}
@@ -126,11 +152,11 @@ func (d *decoder) secrets(t *Task) {
 		}
 		switch {
 		case s.Source == "env" && !variable.MatchString(s.Key):
-			d.bad(key, at+"key", "must be the name of an environment variable")
+			d.Bad(key, at+"key", "must be the name of an environment variable")
 		case s.Source == "file" && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
-			d.bad(key, at+"key", "must be a file path that begins with / or ~/")
+			d.Bad(key, at+"key", "must be a file path that begins with / or ~/")
 		case s.Source == "op" && strings.Count(strings.TrimPrefix(s.Key, "op://"), "/") < 2:
-			d.bad(key, at+"key", "must be vault/item/field; copy the secret reference in 1Password")
+			d.Bad(key, at+"key", "must be vault/item/field; copy the secret reference in 1Password")
 		}
 	}
 }
@@ -143,17 +169,17 @@ func (d *decoder) repository(t *Task, dir string) {
 	case n == nil || !relative:
 		return
 	case dir == "":
-		d.bad(n, "repository.url", "is relative, but this manifest has no directory; write the absolute path")
+		d.Bad(n, "repository.url", "is relative, but this manifest has no directory; write the absolute path")
 		return
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		d.bad(n, "repository.url", "is relative to a directory that no longer exists; write the absolute path")
+		d.Bad(n, "repository.url", "is relative to a directory that no longer exists; write the absolute path")
 		return
 	}
 	t.Repository.URL = filepath.Join(dir, url)
 	if why := rules["url"].broken(t.Repository.URL); why != "" {
-		d.bad(n, "repository.url", "is relative to the manifest's directory; as an absolute path it %s", why)
+		d.Bad(n, "repository.url", "is relative to the manifest's directory; as an absolute path it %s", why)
 	}
 }
 
@@ -192,7 +218,6 @@ func (d *decoder) network(name string, t *Task) []string {
 }
 
 func (d *decoder) notice(name, field, text string) []string {
-	var p problems
-	p.add(d.inSession[field], field, "%s", text)
-	return []string{p.list[0].format(name)}
+	n := d.inSession[field]
+	return []string{strictyaml.Problem{Line: n.Line, Column: n.Col, Field: field, Text: text}.Format(name)}
 }

@@ -3,8 +3,11 @@ package manifest
 import (
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
 // TestTags checks that all tags are valid, because they are read only while a manifest
@@ -15,7 +18,7 @@ func TestTags(t *testing.T) {
 	walk = func(path string, of reflect.Type) {
 		for _, f := range fieldsOf(of) {
 			sf := of.FieldByIndex(f.index)
-			at := join(path, f.name)
+			at := strictyaml.Join(path, f.name)
 			for _, key := range []string{"like", "keys"} {
 				name := sf.Tag.Get(key)
 				if name != "" && rules[name] == nil {
@@ -72,7 +75,7 @@ func reads(t reflect.Type, s string) bool {
 	case durationType:
 		_, err = ParseDuration(s)
 	default:
-		return wholeRE.MatchString(s)
+		_, err = strconv.ParseInt(s, 10, 64)
 	}
 	return err == nil
 }
@@ -88,7 +91,7 @@ func TestDocs(t *testing.T) {
 	walk = func(path string, of reflect.Type) {
 		for _, f := range fieldsOf(of) {
 			ft := of.FieldByIndex(f.index).Type
-			at := join(path, f.name)
+			at := strictyaml.Join(path, f.name)
 			if ft.Kind() == reflect.Pointer || ft.Kind() == reflect.Struct {
 				if ft.Kind() == reflect.Struct {
 					walk(at, ft)

@@ -14,8 +14,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // A separate process searches for local clones and writes what it finds to the cache. A
@@ -89,7 +89,7 @@ func (p *Picker) find(ctx context.Context) error {
 	if err == nil && time.Since(fi.ModTime()) < findAgain && loadClones(cloneCache(cfg.Paths), cfg.Roots) != nil {
 		return nil
 	}
-	if store.Held(cloneLock(cfg.Paths)) {
+	if lockfile.Held(cloneLock(cfg.Paths)) {
 		return nil
 	}
 	return p.Manager.Detach(ctx, nil, FindCommand)
@@ -99,11 +99,11 @@ func (p *Picker) find(ctx context.Context) error {
 // and writes the cache. Clones that it does not reach in time are missing from the
 // cache.
 func FindClones(ctx context.Context, cfg *config.Config) error {
-	lock, free, err := store.TryLock(cloneLock(cfg.Paths))
+	lock, free, err := lockfile.Try(cloneLock(cfg.Paths))
 	if err != nil || !free {
 		return err
 	}
-	defer lock.Unlock() //nolint:errcheck // the lock ends with the process
+	defer lock.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
 

@@ -10,7 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestFindClones checks that clones are found below the roots: not too deep, not
@@ -100,9 +101,9 @@ func TestOneLooksForClones(t *testing.T) {
 	if err := os.WriteFile(p.Manager.Self, []byte("#!/bin/sh\necho \"$1\" >>'"+mark+"'\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	lock, free, err := store.TryLock(cloneLock(cfg.Paths))
+	lock, free, err := lockfile.Try(cloneLock(cfg.Paths))
 	if err != nil || !free {
-		t.Fatalf("TryLock = %t, %v, want true, nil", free, err)
+		t.Fatalf("Try = %t, %v, want true, nil", free, err)
 	}
 	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
@@ -117,7 +118,7 @@ func TestOneLooksForClones(t *testing.T) {
 	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the process that looks", func() bool { b, _ := os.ReadFile(mark); return string(b) == FindCommand+"\n" })
+	testenv.WaitFor(t, "the process that looks", func() bool { b, _ := os.ReadFile(mark); return string(b) == FindCommand+"\n" })
 	if err := FindClones(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -131,14 +132,5 @@ func TestOneLooksForClones(t *testing.T) {
 	if err := p.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the next look", func() bool { b, _ := os.ReadFile(mark); return string(b) == strings.Repeat(FindCommand+"\n", 2) })
-}
-
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within a minute", what)
-		}
-	}
+	testenv.WaitFor(t, "the next look", func() bool { b, _ := os.ReadFile(mark); return string(b) == strings.Repeat(FindCommand+"\n", 2) })
 }

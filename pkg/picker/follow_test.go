@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // pretend is a simulated fzf behind the socket, whose user types all the time or not at
@@ -46,11 +47,7 @@ func (f *pretend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // sent if nothing changed.
 func TestFollow(t *testing.T) {
 	t.Setenv("FZF_API_KEY", "")
-	parent, err := os.MkdirTemp("", "follow") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(parent) })
+	parent := testenv.ShortDir(t)
 	p := newPicker(t)
 	t.Setenv("TMPDIR", parent)
 	r, err := newPickerDir()
@@ -85,14 +82,14 @@ func TestFollow(t *testing.T) {
 		defer fake.mu.Unlock()
 		return fake.posts, fake.at, fake.asked
 	}
-	until(t, "the first look", func() bool { _, _, asked := seen(); return asked >= 3 })
+	testenv.WaitFor(t, "the first look", func() bool { _, _, asked := seen(); return asked >= 3 })
 	if posts, _, _ := seen(); len(posts) != 0 {
 		t.Errorf("requests to fzf without a change = %q, want none", posts)
 	}
 
 	_, _, before := seen()
 	other.put(t, row{id: "bbbbbbbbbbbb", slug: "o/second", phase: session.Stopped})
-	until(t, "the new row", func() bool { posts, _, _ := seen(); return len(posts) > 0 })
+	testenv.WaitFor(t, "the new row", func() bool { posts, _, _ := seen(); return len(posts) > 0 })
 	posts, at, _ := seen()
 	if !strings.HasPrefix(posts[0], "track-current+reload-sync(") || strings.Contains(posts[0], parent) {
 		t.Errorf("first request to fzf = %q, want a reload without %q", posts[0], parent)
@@ -107,5 +104,5 @@ func TestFollow(t *testing.T) {
 
 	// The content of an agent's screen is not part of a row.
 	other.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Screen: []string{"new"}})
-	until(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
+	testenv.WaitFor(t, "the new preview", func() bool { posts, _, _ := seen(); return len(posts) > 1 && posts[len(posts)-1] == "refresh-preview" })
 }

@@ -15,7 +15,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m, nil) }
 
 // newPicker returns a Picker with its own store and no keepers.
 func newPicker(t *testing.T, env ...string) *Picker {

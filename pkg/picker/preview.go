@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -159,7 +160,7 @@ func (p *Picker) step(ctx context.Context, s session.Session) string {
 		return ""
 	}
 	for _, ev := range events {
-		var step session.Step
+		var step lifecycle.Step
 		if ev.Kind == session.EventStep && json.Unmarshal(ev.Data, &step) == nil {
 			last = strings.TrimSpace(step.Name + "  " + step.Detail)
 		}

@@ -16,14 +16,14 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // workDir is the private directory of one running picker. It holds fzf's socket and the
 // rows that fzf reads. The lock in it shows that its picker runs.
 type workDir struct {
 	dir  string
-	lock *store.Lock
+	lock *lockfile.Lock
 	http http.Client
 }
 
@@ -45,7 +45,7 @@ func newPickerDir() (*workDir, error) {
 	if err != nil {
 		return nil, fail.New(fail.Host, "create picker directory: %w", err)
 	}
-	lock, _, err := store.TryLock(filepath.Join(fresh, "lock"))
+	lock, _, err := lockfile.Try(filepath.Join(fresh, "lock"))
 	if err == nil {
 		// Only from now on may others check whether a picker uses it.
 		dir := filepath.Join(parent, workDirPrefix+strings.TrimPrefix(filepath.Base(fresh), workDirPrefix+newSuffix))
@@ -56,7 +56,7 @@ func newPickerDir() (*workDir, error) {
 	return nil, fail.New(fail.Host, "create picker directory: %w", errors.Join(err, os.RemoveAll(fresh)))
 }
 
-func openWorkDir(dir string, lock *store.Lock) *workDir {
+func openWorkDir(dir string, lock *lockfile.Lock) *workDir {
 	r := &workDir{dir: dir, lock: lock}
 	r.http = http.Client{Timeout: workDirTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -80,12 +80,12 @@ func sweep(parent string) {
 		if strings.HasPrefix(filepath.Base(dir), workDirPrefix+newSuffix) && time.Since(fi.ModTime()) < time.Hour {
 			continue // another picker is about to use it
 		}
-		lock, free, err := store.TryLock(filepath.Join(dir, "lock"))
+		lock, free, err := lockfile.Try(filepath.Join(dir, "lock"))
 		if err != nil || !free {
 			continue
 		}
 		_ = os.RemoveAll(dir) // the next picker tries again
-		_ = lock.Unlock()
+		lock.Unlock()
 	}
 }
 

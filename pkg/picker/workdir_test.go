@@ -5,16 +5,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestRooms checks that a picker removes the directory of one that was killed, and no
 // directory of a running picker.
 func TestRooms(t *testing.T) {
-	parent, err := os.MkdirTemp("", "pick") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(parent) })
+	parent := testenv.ShortDir(t)
 	t.Setenv("TMPDIR", parent)
 	living, err := newPickerDir()
 	if err != nil {

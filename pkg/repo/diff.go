@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -57,11 +58,11 @@ func (o DiffOptions) compare(ctx context.Context, g Guest, dir string, base Base
 	defer cancel(nil)
 	tooMuch := fail.New(fail.Conflict, "the diff is larger than %d bytes; the rest is not shown", limit).
 		WithHint("agent-sessionizer diff --stat SESSION")
-	in := &counted{w: w, left: limit, full: func() { cancel(tooMuch) }}
+	in := &pipe.Writer{W: w, Left: limit, Full: func() { cancel(tooMuch) }}
 	stderr := &tailBuffer{keep: maxText}
 	err := g.Run(ctx, command(diffScript, append([]string{dir, base.Commit}, args...)...), ssh.IO{Stdout: in, Stderr: stderr})
 	switch {
-	case in.over:
+	case in.Over:
 		return tooMuch
 	case ctx.Err() != nil:
 		return context.Cause(ctx)

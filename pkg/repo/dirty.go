@@ -33,7 +33,7 @@ func sendDirty(ctx context.Context, g Guest, dir, head, tmp string) (err error) 
 	}
 	git.stdin = strings.NewReader(revs)
 	args := []string{"pack-objects", "--revs", "--thin", "--stdout", "--delta-base-offset", "-q"}
-	return pipe(ctx, g, git, args, command(dirtyScript, tmp, commit))
+	return pipeInto(ctx, g, git, args, command(dirtyScript, tmp, commit))
 }
 
 // snapshot creates the commit, and returns the environment in which git can read

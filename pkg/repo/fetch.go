@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -279,7 +279,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	}
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in := &counted{w: f, left: min(opts.MaxBytes, free), full: cancel}
+	in := &pipe.Writer{W: f, Left: min(opts.MaxBytes, free), Full: cancel}
 	stderr := &tailBuffer{keep: maxText}
 	runErr := g.Run(runCtx, command(packScript, dir), ssh.IO{
 		Stdin: strings.NewReader(want.String()), Stdout: in, Stderr: &progressWriter{tail: stderr, say: opts.Progress},
@@ -287,15 +287,15 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 	switch {
 	case ctx.Err() != nil:
 		return res, context.Cause(ctx)
-	case in.over && free < opts.MaxBytes:
+	case in.Over && free < opts.MaxBytes:
 		return res, fullDisk(opts.TempDir)
-	case in.over:
+	case in.Over:
 		return res, fail.New(fail.Conflict, "the guest's work is larger than %d MiB", opts.MaxBytes>>20).
 			WithHint("agent-sessionizer fetch --max-size=SIZE SESSION")
 	case runErr != nil:
 		return res, fmt.Errorf("fetch the guest's commits: %w", guestError(runErr, stderr))
 	}
-	res.Bytes = in.n
+	res.Bytes = in.Passed
 	var held []*quarantine
 	defer func() {
 		for _, q := range held {
@@ -308,7 +308,7 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 			return res, err
 		}
 		held = append(held, q)
-		commits, err := q.indexPack(ctx, f, in.n, missing, opts)
+		commits, err := q.indexPack(ctx, f, in.Passed, missing, opts)
 		if err != nil {
 			return res, err
 		}
@@ -320,27 +320,6 @@ func receive(ctx context.Context, g Guest, dir string, targets []*target, missin
 		}
 	}
 	return res, nil
-}
-
-// counted writes up to a bound, and then ends the transfer.
-type counted struct {
-	w    io.Writer
-	n    int64
-	left int64
-	over bool
-	full func()
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	if int64(len(p)) > c.left {
-		c.over = true
-		c.full()
-		return 0, errTooMuch
-	}
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	c.left -= int64(n)
-	return n, err
 }
 
 func freeSpace(dir string) (int64, error) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -265,7 +266,7 @@ func TestFetchInterrupted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s.g.wrap = func(st ssh.IO) ssh.IO {
 			if st.Stdin != nil { // only the request for the pack has an input
-				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: cancel}
+				st.Stdout = &pipe.Writer{W: st.Stdout, Left: int64(at), Full: cancel}
 			}
 			return st
 		}
@@ -275,7 +276,7 @@ func TestFetchInterrupted(t *testing.T) {
 		// The connection dies silently.
 		s.g.wrap = func(st ssh.IO) ssh.IO {
 			if st.Stdin != nil {
-				st.Stdout = &counted{w: st.Stdout, left: int64(at), full: func() {}}
+				st.Stdout = &pipe.Writer{W: st.Stdout, Left: int64(at), Full: func() {}}
 			}
 			return st
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 // hostGit runs the host's git in one directory.
@@ -142,7 +143,7 @@ func subcommand(args []string) string {
 // output runs git and returns its output. Too much output is an error.
 func (g hostGit) output(ctx context.Context, args ...string) (string, error) {
 	var buf bytes.Buffer
-	g.stdout = &limited{w: &buf, left: maxOutput}
+	g.stdout = &pipe.Writer{W: &buf, Left: maxOutput}
 	err := g.run(ctx, args...)
 	return buf.String(), err
 }
@@ -242,22 +243,6 @@ func safeDirectories(ctx context.Context) []string {
 		}
 	}
 	return dirs
-}
-
-var errTooMuch = errors.New("more output than expected")
-
-// limited passes on a number of bytes and then fails.
-type limited struct {
-	w    io.Writer
-	left int64
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	if int64(len(p)) > l.left {
-		return 0, errTooMuch
-	}
-	l.left -= int64(len(p))
-	return l.w.Write(p)
 }
 
 // progressWriter keeps the end of git's stderr and reports its progress lines, one for every

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -60,7 +61,7 @@ func (g *localGuest) Run(ctx context.Context, cmd string, st ssh.IO) error {
 
 func (g *localGuest) Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error) {
 	var out, said bytes.Buffer
-	err := g.Run(ctx, cmd, ssh.IO{Stdin: stdin, Stdout: &limited{w: &out, left: limit}, Stderr: &said})
+	err := g.Run(ctx, cmd, ssh.IO{Stdin: stdin, Stdout: &pipe.Writer{W: &out, Left: limit}, Stderr: &said})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, said.String())
 	}
@@ -144,9 +145,7 @@ func advance(t *testing.T, bare, branch string) string {
 
 func mirrors(t *testing.T) *Mirrors {
 	t.Helper()
-	return &Mirrors{Dir: filepath.Join(t.TempDir(), "mirrors"), Retry: Retry{
-		Sleep: func(context.Context, time.Duration) error { t.Error("retries = 1, want 0"); return nil },
-	}}
+	return &Mirrors{Dir: filepath.Join(t.TempDir(), "mirrors"), Pauses: (&pauses{each: func(time.Duration) { t.Error("retries = 1, want 0") }}).new}
 }
 
 func ensure(t *testing.T, m *Mirrors, ref Ref) Mirror {

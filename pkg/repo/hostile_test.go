@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -37,7 +38,7 @@ func (l *liar) Run(ctx context.Context, cmd string, st ssh.IO) error {
 
 func (l *liar) Output(ctx context.Context, cmd string, stdin io.Reader, limit int64) ([]byte, error) {
 	var out bytes.Buffer
-	w := &limited{w: &out, left: limit}
+	w := &pipe.Writer{W: &out, Left: limit}
 	err := l.Run(ctx, cmd, ssh.IO{Stdin: stdin, Stdout: w})
 	return out.Bytes(), err
 }

@@ -11,10 +11,12 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // Mirrors is the host's cache of remote repositories: one bare repository for each,
@@ -22,7 +24,7 @@ import (
 // refs/agents/ holds the agents' work and is never pruned.
 type Mirrors struct {
 	Dir    string
-	Retry  Retry
+	Pauses func() backoff.BackOff // between attempts to fetch; nil means 5, 10 and 20 seconds, plus or minus 15 %
 	Bounds Bounds
 
 	Self string       // path of this program, for a Ref that is PublicOnly
@@ -47,9 +49,8 @@ const (
 	tmpDir  = ".tmp"   // incomplete clones, and mirrors that are being removed
 	lockDir = ".locks" // one file for each mirror
 
-	lockPoll     = 100 * time.Millisecond
 	maxPacks     = 40   // more packs than this are repacked into one
-	refreshTries = 1    // for an existing mirror: stale is better than slow
+	refreshTries = 2    // for an existing mirror: stale is better than slow
 	slowTransfer = "60" // seconds below slowBytes after which a transfer counts as dead
 	slowBytes    = "100"
 )
@@ -142,11 +143,7 @@ func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (
 		return nil, err
 	}
 	p.report("cloning %s", ref.Slug)
-	times := max(m.Retry.Times, 0)
-	if m.Retry.Times == 0 {
-		times = 3
-	}
-	if err := m.Retry.do(ctx, times, p, func() error { leftOut, err = m.update(ctx, tmp, ref, p); return err }); err != nil {
+	if err := m.retry(ctx, 4, p, func() error { leftOut, err = m.update(ctx, tmp, ref, p); return err }); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
@@ -179,7 +176,7 @@ func (m *Mirrors) refresh(ctx context.Context, dir string, ref Ref, p Progress) 
 		}
 	}
 	p.report("fetching %s", ref.Slug)
-	err = m.Retry.do(ctx, refreshTries, p, func() error { leftOut, err = m.update(ctx, dir, ref, p); return err })
+	err = m.retry(ctx, refreshTries, p, func() error { leftOut, err = m.update(ctx, dir, ref, p); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -213,36 +210,15 @@ func (m *Mirrors) sweep(ref Ref) {
 // modification time records the mirror's last use, for Prune.
 func (m *Mirrors) lock(ctx context.Context, ref Ref, p Progress) (func(), error) {
 	path := m.lockFile(ref)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	l, err := lockfile.Wait(ctx, path, func() { p.report("waiting for another process to fetch %s", ref.Slug) })
 	if err != nil {
 		return nil, fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err)
 	}
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
-	for first := true; ; first = false {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			now := time.Now()
-			if err := os.Chtimes(path, now, now); err != nil {
-				return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
-			}
-			return func() { _ = f.Close() }, nil // closing the file releases the lock
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), f.Close())
-		}
-		if first {
-			p.report("waiting for another process to fetch %s", ref.Slug)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), f.Close())
-		case <-tick.C:
-		}
+	now := time.Now()
+	if err := os.Chtimes(path, now, now); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the mirror of %s: %w", ref.Slug, err), l.Unlock())
 	}
+	return func() { _ = l.Unlock() }, nil
 }
 
 func digest(s string) string {

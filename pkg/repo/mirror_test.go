@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -206,10 +208,7 @@ func TestEnsureOverHTTPS(t *testing.T) {
 				t.Fatal(err)
 			}
 			var delays []time.Duration
-			m := &Mirrors{Dir: t.TempDir(), Retry: Retry{
-				Rand:  func() float64 { return 0.5 },
-				Sleep: func(_ context.Context, d time.Duration) error { delays = append(delays, d); return nil },
-			}}
+			m := &Mirrors{Dir: t.TempDir(), Pauses: (&pauses{each: func(d time.Duration) { delays = append(delays, d) }}).new}
 			_, err = m.Ensure(t.Context(), ref, nil)
 			equal(t, "delays", fmt.Sprint(delays), fmt.Sprint(tc.delays))
 			if tc.code == 0 {
@@ -240,7 +239,7 @@ func TestErrorsHideCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Mirrors{Dir: t.TempDir(), Retry: Retry{Sleep: func(context.Context, time.Duration) error { return nil }}}
+	m := &Mirrors{Dir: t.TempDir(), Pauses: noPauses}
 	var said strings.Builder
 	_, err = m.Ensure(t.Context(), ref, func(s string) { said.WriteString(s + "\n") })
 	if err == nil || strings.Contains(err.Error()+said.String(), "s3cret") {
@@ -269,22 +268,25 @@ func TestEnsureCanBeCancelled(t *testing.T) {
 	}
 }
 
-func TestRetryDelays(t *testing.T) {
-	for _, tc := range []struct {
-		random float64
-		want   string
-	}{
-		{0.5, "[5s 10s 20s 40s 1m0s 1m0s]"},
-		{0, "[4.25s 8.5s 17s 34s 51s 51s]"},
-		{1, "[5.75s 11.5s 23s 46s 1m0s 1m0s]"},
-	} {
-		r := Retry{Rand: func() float64 { return tc.random }}
-		var got []time.Duration
-		for n := range 6 {
-			got = append(got, r.delay(n).Round(time.Millisecond))
-		}
-		equal(t, "delays", fmt.Sprint(got), tc.want)
-	}
+// pauses reports the pauses between fetches, without their random part, and makes none.
+type pauses struct {
+	backoff.ExponentialBackOff
+	each func(time.Duration)
+}
+
+func noPauses() backoff.BackOff { return &backoff.ZeroBackOff{} }
+
+func (p *pauses) new() backoff.BackOff { return p }
+
+func (p *pauses) Reset() {
+	p.ExponentialBackOff = *fetchPauses().(*backoff.ExponentialBackOff)
+	p.RandomizationFactor = 0
+	p.ExponentialBackOff.Reset()
+}
+
+func (p *pauses) NextBackOff() time.Duration {
+	p.each(p.ExponentialBackOff.NextBackOff())
+	return 0
 }
 
 func TestTransient(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // Unused is a mirror, or a part of one, that has not been used for a long time.
@@ -86,15 +86,15 @@ func (m *Mirrors) prune(ctx context.Context, dir string, o PruneOptions) (u Unus
 		return u, false, nil //nolint:nilerr // not one that we created
 	}
 	if o.DryRun {
-		if store.Held(m.lockFile(ref)) {
+		if lockfile.Held(m.lockFile(ref)) {
 			return u, false, nil
 		}
 	} else {
-		lock, free, err := store.TryLock(m.lockFile(ref))
+		lock, free, err := lockfile.Try(m.lockFile(ref))
 		if err != nil || !free {
 			return u, false, err
 		}
-		defer lock.Unlock() //nolint:errcheck // it ends with the process at the latest
+		defer lock.Unlock()
 	}
 	// Check under the lock: an earlier user has updated the time, or is a session
 	// by now.
@@ -145,18 +145,18 @@ func (m *Mirrors) Sweep(dry bool) (found []Unused, err error) {
 	for _, dir := range left {
 		path := filepath.Join(m.Dir, lockDir, filepath.Base(dir))
 		if dry {
-			if store.Held(path) {
+			if lockfile.Held(path) {
 				continue
 			}
 		} else {
-			lock, free, err := store.TryLock(path)
+			lock, free, err := lockfile.Try(path)
 			if err != nil {
 				return found, err
 			}
 			if !free {
 				continue
 			}
-			defer lock.Unlock() //nolint:errcheck // there are few
+			defer lock.Unlock()
 		}
 		u := Unused{Dir: dir, Size: size(dir)}
 		if !dry {

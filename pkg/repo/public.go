@@ -21,6 +21,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
@@ -143,10 +144,7 @@ func (d dialer) pipe(ctx context.Context, host, port string, in io.Reader, out i
 	}
 	defer conn.Close()
 	go func() {
-		_, _ = io.Copy(conn, in) // the other direction detects its end
-		if c, ok := conn.(*net.TCPConn); ok {
-			_ = c.CloseWrite()
-		}
+		_ = pipe.Copy(conn, in) // the other direction detects its end
 	}()
 	_, err = io.Copy(out, conn)
 	return err
@@ -246,10 +244,7 @@ func (p connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	go func() {
-		_, _ = io.Copy(up, buffered) // the other direction detects its end
-		if c, ok := up.(*net.TCPConn); ok {
-			_ = c.CloseWrite()
-		}
+		_ = pipe.Copy(up, buffered) // the other direction detects its end
 	}()
 	_, _ = io.Copy(down, up)
 }

@@ -16,25 +16,20 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain lets this test binary act as ssh's ProxyCommand.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && os.Args[1] == DialCommand {
+	testenv.Main(m, testenv.Commands{DialCommand: func(ctx context.Context, args []string) error {
 		d := public
 		if os.Getenv("TEST_DIAL_ANYWHERE") != "" {
 			d.blocked = func(netip.Addr) string { return "" }
 		}
-		if err := d.pipe(context.Background(), os.Args[2], os.Args[3], os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
+		return d.pipe(ctx, args[0], args[1], os.Stdin, os.Stdout)
+	}})
 }
 
 // trap is a listener on this host that a client must not reach.
@@ -86,9 +81,7 @@ func noWait(t *testing.T) *Mirrors {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Mirrors{Dir: filepath.Join(t.TempDir(), "mirrors"), Self: self, Retry: Retry{
-		Sleep: func(context.Context, time.Duration) error { return nil },
-	}}
+	return &Mirrors{Dir: filepath.Join(t.TempDir(), "mirrors"), Self: self, Pauses: noPauses}
 }
 
 // A client's repository on this host is refused before any connection. The error is

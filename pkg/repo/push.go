@@ -307,12 +307,12 @@ func send(ctx context.Context, g Guest, src Source, o origin, line string, p Pro
 	if o.branch == "" {
 		args = append(args, "HEAD")
 	}
-	return pipe(ctx, g, hostGit{dir: src.Dir, progress: p}, args, line)
+	return pipeInto(ctx, g, hostGit{dir: src.Dir, progress: p}, args, line)
 }
 
-// pipe runs a git on the host and pipes its output into a command in the guest.
+// pipeInto runs a git on the host and pipes its output into a command in the guest.
 // Both have ended when it returns.
-func pipe(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
+func pipeInto(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("git %s: %w", subcommand(args), err)

@@ -3,70 +3,35 @@ package repo
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// Retry controls how often and when a failed clone is retried. The zero value means
-// three retries, after 5, 10 and 20 seconds, plus or minus 15 %.
-type Retry struct {
-	Times int                                              // 0 means 3, negative means never
-	First time.Duration                                    // 0 means 5 s; doubled each time
-	Cap   time.Duration                                    // 0 means 60 s
-	Sleep func(ctx context.Context, d time.Duration) error // nil waits
-	Rand  func() float64                                   // nil means math/rand; returns values in [0, 1)
+func fetchPauses() backoff.BackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: 5 * time.Second, Multiplier: 2, RandomizationFactor: 0.15, MaxInterval: time.Minute}
 }
 
-const jitter = 0.15
-
-// delay returns how long to wait before retry n, counted from 0.
-func (r Retry) delay(n int) time.Duration {
-	first, limit, random := r.First, r.Cap, r.Rand
-	if first == 0 {
-		first = 5 * time.Second
+// retry calls f until it succeeds, fails permanently, or has been tried often enough.
+func (m *Mirrors) retry(ctx context.Context, attempts uint, p Progress, f func() error) error {
+	pauses := fetchPauses
+	if m.Pauses != nil {
+		pauses = m.Pauses
 	}
-	if limit == 0 {
-		limit = time.Minute
-	}
-	if random == nil {
-		random = rand.Float64
-	}
-	d := min(first<<min(n, 20), limit)
-	return min(time.Duration(float64(d)*(1+jitter*(2*random()-1))), limit)
-}
-
-// do calls f until it succeeds, fails permanently, or has been retried often
-// enough.
-func (r Retry) do(ctx context.Context, times int, p Progress, f func() error) error {
-	for n := 0; ; n++ {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		err := f()
-		if err == nil || n == times || !transient(err) || ctx.Err() != nil {
-			return err
+		if err != nil && !transient(err) {
+			err = backoff.Permanent(err)
 		}
-		d := r.delay(n)
+		return struct{}{}, err
+	}, backoff.WithBackOff(pauses()), backoff.WithMaxTries(attempts), backoff.WithNotify(func(err error, d time.Duration) {
 		p.report("%v; retrying in %s", err, d.Round(100*time.Millisecond))
-		if err := r.sleep(ctx, d); err != nil {
-			return err
-		}
-	}
-}
-
-func (r Retry) sleep(ctx context.Context, d time.Duration) error {
-	if r.Sleep != nil {
-		return r.Sleep(ctx, d)
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	}))
+	return err
 }
 
 // Messages of git, curl and ssh, in the order in which they are matched: a refused

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 // Bounds limits the resources that a remote's mirror may use. Zero values select
@@ -125,14 +126,14 @@ func listRemote(ctx context.Context, dir string, ref Ref, b Bounds) (remoteList,
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var out bytes.Buffer
-	in := &counted{w: &out, left: maxOutput, full: cancel}
+	in := &pipe.Writer{W: &out, Left: maxOutput, Full: cancel}
 	g := b.network(dir, b.Memory/4, 64<<20, nil)
 	g.stdout = in
 	err := g.run(runCtx, append(slowTransfers(), "ls-remote", "--symref", "--", ref.URL, "HEAD", "refs/heads/*", "refs/tags/*")...)
 	switch {
 	case ctx.Err() != nil:
 		return remoteList{}, context.Cause(ctx)
-	case in.over:
+	case in.Over:
 		return remoteList{}, tooMany
 	case err != nil:
 		return remoteList{}, err

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 // ChildCommand is the hidden command that runs Main.
@@ -84,7 +85,7 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 	cmd := exec.CommandContext(ctx, self, ChildCommand)
 	cmd.Env = childEnv(os.Environ(), refs)
 	cmd.Stdin = bytes.NewReader(request)
-	out := &bounded{limit: maxReply}
+	out := &pipe.Buffer{Limit: maxReply}
 	cmd.Stdout = out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // lets it end its own children
@@ -95,7 +96,7 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 	}
 	var r reply
 	if err == nil {
-		err = json.Unmarshal([]byte(out.text()), &r)
+		err = json.Unmarshal([]byte(out.String()), &r)
 	}
 	if err != nil {
 		// Do not quote the child's output: it may be part of an answer.

@@ -1,7 +1,6 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -18,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 const (
@@ -205,8 +204,8 @@ func capture(ctx context.Context, timeout time.Duration, limit int, stdin io.Rea
 	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &bounded{limit: limit, over: func() { cancel(errTooMuch) }}
-	errOut := &bounded{limit: 1 << 10}
+	out := &pipe.Buffer{Limit: limit, Full: func() { cancel(errTooMuch) }}
+	errOut := &pipe.Buffer{Limit: 1 << 10}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, out, errOut
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -219,31 +218,5 @@ func capture(ctx context.Context, timeout time.Duration, limit int, stdin io.Rea
 	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil // the command succeeded; a process that it started still holds the pipe
 	}
-	return out.text(), errOut.text(), err
-}
-
-// bounded keeps the first limit bytes and calls over if there are more.
-type bounded struct {
-	limit int
-	over  func() // may be nil
-
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	keep := min(len(p), b.limit-b.buf.Len())
-	b.buf.Write(p[:keep])
-	if keep < len(p) && b.over != nil {
-		b.over()
-	}
-	return len(p), nil
-}
-
-func (b *bounded) text() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+	return out.String(), errOut.String(), err
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 const traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -27,7 +29,7 @@ func TestTraceIDs(t *testing.T) {
 	for in, taken := range map[string]bool{
 		traceID: true, strings.ToUpper(traceID): true, "": false, "a b": false, strings.Repeat("a", 65): false, `","level":"ERROR`: false, strings.Repeat("0", 32): false,
 	} {
-		c := call{path: tasksPath}
+		c := call{path: ops.TasksPath}
 		if in != "" {
 			c.header = []string{"X-Trace-Id", in}
 		}
@@ -36,7 +38,7 @@ func TestTraceIDs(t *testing.T) {
 			t.Errorf("X-Trace-Id of a request with %q = %q, want it taken: %t, 32 digits", in, got, taken)
 		}
 	}
-	resp, _ := r.do(call{path: tasksPath, header: []string{"Traceparent", "00-" + traceID + "-00f067aa0ba902b7-01"}})
+	resp, _ := r.do(call{path: ops.TasksPath, header: []string{"Traceparent", "00-" + traceID + "-00f067aa0ba902b7-01"}})
 	if resp.Header.Get("X-Trace-Id") != traceID {
 		t.Errorf("X-Trace-Id of a request with Traceparent = %q, want %q", resp.Header.Get("X-Trace-Id"), traceID)
 	}
@@ -55,16 +57,16 @@ func TestATaskOverTheAPI(t *testing.T) {
 		"application/json":                `{"version":"1","kind":"Task","repository":{"url":"acme/app"},"claude":{"prompt":"do it"}}`,
 		"application/json; charset=UTF-8": `{"manifest_yaml":` + string(quoted) + `}`,
 	} {
-		var made TaskAnswer
-		resp := r.get(call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", kind, "X-Trace-Id", traceID}, as: Submit}, &made)
-		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/"+made.ID || resp.Header.Get("X-Trace-Id") != traceID {
+		var made ops.TaskAnswer
+		resp := r.get(call{method: http.MethodPost, path: ops.TasksPath, body: body, header: []string{"Content-Type", kind, "X-Trace-Id", traceID}, as: ops.Submit}, &made)
+		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != ops.TasksPath+"/"+made.ID || resp.Header.Get("X-Trace-Id") != traceID {
 			t.Fatalf("submit as %s = %s, headers %v, want %d with Location and X-Trace-Id %s", kind, resp.Status, resp.Header, http.StatusAccepted, traceID)
 		}
 		if made.TraceID != traceID || made.Actor != "token:submit" || made.Desired != task.Run {
 			t.Errorf("task submitted as %s = %+v, want trace id %s, actor token:submit, desired %s", kind, made, traceID, task.Run)
 		}
 		var shown task.View
-		r.get(call{path: tasksPath + "/" + made.ID, as: Read}, &shown)
+		r.get(call{path: ops.TasksPath + "/" + made.ID, as: ops.Read}, &shown)
 		if shown.ID != made.ID || shown.Repository != "acme/app" {
 			t.Errorf("task = %+v, want id %s, repository acme/app", shown, made.ID)
 		}
@@ -79,12 +81,12 @@ func TestATaskOverTheAPI(t *testing.T) {
 	for _, size := range []int{1, 3, 4, 50} {
 		var seen []string
 		for after := ""; ; {
-			path := fmt.Sprintf("%s?limit=%d", tasksPath, size)
+			path := fmt.Sprintf("%s?limit=%d", ops.TasksPath, size)
 			if after != "" {
 				path += "&after=" + after
 			}
-			var p TaskPage
-			r.get(call{path: path, as: Read}, &p)
+			var p ops.TaskPage
+			r.get(call{path: path, as: ops.Read}, &p)
 			for _, v := range p.Tasks {
 				seen = append(seen, v.ID)
 			}
@@ -99,8 +101,8 @@ func TestATaskOverTheAPI(t *testing.T) {
 	}
 	count := func(query string, want int) {
 		t.Helper()
-		var p TaskPage
-		r.get(call{path: tasksPath + "?" + query}, &p)
+		var p ops.TaskPage
+		r.get(call{path: ops.TasksPath + "?" + query}, &p)
 		if len(p.Tasks) != want {
 			t.Errorf("tasks for %s = %d, want %d", query, len(p.Tasks), want)
 		}
@@ -115,21 +117,21 @@ func TestATaskOverTheAPI(t *testing.T) {
 	// ended task can be retried.
 	for range 2 {
 		var v task.View
-		resp := r.get(call{method: http.MethodDelete, path: tasksPath + "/" + ids[0], as: Submit}, &v)
+		resp := r.get(call{method: http.MethodDelete, path: ops.TasksPath + "/" + ids[0], as: ops.Submit}, &v)
 		if resp.StatusCode != http.StatusAccepted || v.State != task.Cancelled {
 			t.Fatalf("DELETE of task 0 = %s, state %s, want %d, %s", resp.Status, v.State, http.StatusAccepted, task.Cancelled)
 		}
 	}
-	var again TaskAnswer
-	resp := r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[0] + "/retry", as: Submit}, &again)
-	if again.RetryOf != ids[0] || resp.Header.Get("Location") != tasksPath+"/"+again.ID {
+	var again ops.TaskAnswer
+	resp := r.get(call{method: http.MethodPost, path: ops.TasksPath + "/" + ids[0] + "/retry", as: ops.Submit}, &again)
+	if again.RetryOf != ids[0] || resp.Header.Get("Location") != ops.TasksPath+"/"+again.ID {
 		t.Errorf("retry = %+v, Location %q, want a retry of %s at its own path", again, resp.Header.Get("Location"), ids[0])
 	}
-	if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/retry"}); resp.StatusCode != http.StatusConflict {
+	if resp, _ := r.do(call{method: http.MethodPost, path: ops.TasksPath + "/" + ids[1] + "/retry"}); resp.StatusCode != http.StatusConflict {
 		t.Errorf("retry of a waiting task = %s, want %d", resp.Status, http.StatusConflict)
 	}
 	var v task.View
-	r.get(call{method: http.MethodPost, path: tasksPath + "/" + ids[1] + "/destroy"}, &v)
+	r.get(call{method: http.MethodPost, path: ops.TasksPath + "/" + ids[1] + "/destroy"}, &v)
 	if v.State != task.Cancelled {
 		t.Errorf("state after destroying task 1 = %s, want %s", v.State, task.Cancelled)
 	}
@@ -145,32 +147,32 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 	}
 	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
 	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"
-	inside := call{method: http.MethodPost, path: tasksPath, body: manifestYAML + "vm: {session: ffff00001111}\n", header: []string{"Content-Type", "application/yaml"}, as: Submit}
+	inside := call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML + "vm: {session: ffff00001111}\n", header: []string{"Content-Type", "application/yaml"}, as: ops.Submit}
 	if resp, body := r.do(inside); resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
 		t.Errorf("submit in a session with scope submit = %s %s, want %d, scope admin", resp.Status, body, http.StatusForbidden)
 	}
-	inside.as = Admin
+	inside.as = ops.Admin
 	if resp, body := r.do(inside); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), "no session") {
 		t.Errorf("submit in an unknown session with scope admin = %s %s, want %d, no session", resp.Status, body, http.StatusUnprocessableEntity)
 	}
 	for name, text := range map[string]string{"a path": local, "a secret": secret} {
-		c := call{method: http.MethodPost, path: tasksPath, body: text, header: []string{"Content-Type", "application/yaml"}, as: Submit}
+		c := call{method: http.MethodPost, path: ops.TasksPath, body: text, header: []string{"Content-Type", "application/yaml"}, as: ops.Submit}
 		resp, body := r.do(c)
 		if resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
 			t.Errorf("%s with scope submit = %s %s, want %d, scope admin", name, resp.Status, body, http.StatusForbidden)
 		}
-		c.as = Admin
+		c.as = ops.Admin
 		resp, body = r.do(c)
 		if resp.StatusCode != http.StatusAccepted {
 			t.Fatalf("%s with scope admin = %s %s, want %d", name, resp.Status, body, http.StatusAccepted)
 		}
 		// Nor by retrying the task.
-		var made TaskAnswer
+		var made ops.TaskAnswer
 		if err := json.Unmarshal(body, &made); err != nil {
 			t.Fatal(err)
 		}
-		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + made.ID})
-		if resp, _ := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", as: Submit}); resp.StatusCode != http.StatusForbidden {
+		r.do(call{method: http.MethodDelete, path: ops.TasksPath + "/" + made.ID})
+		if resp, _ := r.do(call{method: http.MethodPost, path: ops.TasksPath + "/" + made.ID + "/retry", as: ops.Submit}); resp.StatusCode != http.StatusForbidden {
 			t.Errorf("retry of %s with scope submit = %s, want %d", name, resp.Status, http.StatusForbidden)
 		}
 	}
@@ -181,16 +183,16 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
 	r := newRig(t, Limits{})
 	var err error
-	if r.token["team"], err = r.tokens.Add("team", Submit, task.Permission{Repositories: []string{"github.com/acme/app"}}); err != nil {
+	if r.token["team"], err = r.tokens.Add("team", ops.Submit, task.Permission{Repositories: []string{"github.com/acme/app"}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		owner, by Scope
+		owner, by ops.Scope
 		ok        bool
-	}{{Submit, Submit, true}, {Submit, Admin, true}, {Submit, "team", false}, {Admin, Submit, false}} {
-		var made TaskAnswer
-		r.get(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: c.owner}, &made)
-		path := tasksPath + "/" + made.ID
+	}{{ops.Submit, ops.Submit, true}, {ops.Submit, ops.Admin, true}, {ops.Submit, "team", false}, {ops.Admin, ops.Submit, false}} {
+		var made ops.TaskAnswer
+		r.get(call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: c.owner}, &made)
+		path := ops.TasksPath + "/" + made.ID
 		for _, change := range []call{{method: http.MethodDelete, path: path}, {method: http.MethodPost, path: path + "/destroy"}, {method: http.MethodPost, path: path + "/retry"}} {
 			change.as = c.by
 			resp, body := r.do(change)
@@ -210,16 +212,16 @@ func TestTokensChangeTheirOwnTasksOnly(t *testing.T) {
 func TestSubmitPermission(t *testing.T) {
 	r := newRig(t, Limits{})
 	r.tasks.CheckPublic = nil // the real check; addresses need no resolver
-	add := func(name string, repositories, profiles []string) Scope {
+	add := func(name string, repositories, profiles []string) ops.Scope {
 		t.Helper()
 		may, err := task.ParsePermission(repositories, profiles)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.token[Scope(name)], err = r.tokens.Add(name, Submit, may); err != nil {
+		if r.token[ops.Scope(name)], err = r.tokens.Add(name, ops.Submit, may); err != nil {
 			t.Fatal(err)
 		}
-		return Scope(name)
+		return ops.Scope(name)
 	}
 	none, all := add("none", nil, nil), add("all", []string{"*"}, nil)
 	one := add("one", []string{"https://198.51.100.7/team/app"}, []string{"small"})
@@ -227,22 +229,22 @@ func TestSubmitPermission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := r.token[Read]
+	old := r.token[ops.Read]
 	if err := os.WriteFile(r.tokens.Path, bytes.Replace(text, []byte(`"scope": "read"`), []byte(`"scope": "submit"`), 1), 0o600); err != nil { // like a file from before Permission existed
 		t.Fatal(err)
 	}
 	r.token["old"] = old
 
-	submit := func(as Scope, url, more string) (int, string) {
+	submit := func(as ops.Scope, url, more string) (int, string) {
 		t.Helper()
 		resp, body := r.do(call{
-			method: http.MethodPost, path: tasksPath, as: as, header: []string{"Content-Type", "application/yaml"},
+			method: http.MethodPost, path: ops.TasksPath, as: as, header: []string{"Content-Type", "application/yaml"},
 			body: strings.Replace(manifestYAML, "acme/app", url, 1) + more,
 		})
 		return resp.StatusCode, string(body)
 	}
 	for _, c := range []struct {
-		as   Scope
+		as   ops.Scope
 		url  string
 		more string
 		want int
@@ -266,7 +268,7 @@ func TestSubmitPermission(t *testing.T) {
 		{all, "https://10.1.2.3/team/app", "", 403},
 		{all, "https://192.168.1.1:8443/team/app", "", 403},
 		{all, "file:///etc/team/app", "", 403},
-		{Admin, "https://127.0.0.1/team/app", "", 202},
+		{ops.Admin, "https://127.0.0.1/team/app", "", 202},
 	} {
 		status, body := submit(c.as, c.url, c.more)
 		if status != c.want {
@@ -286,16 +288,16 @@ func TestSubmitPermission(t *testing.T) {
 		if row.Status.Restricted == admins {
 			t.Errorf("task of %s: restricted = %t, want %t", row.Status.Actor, row.Status.Restricted, !admins)
 		}
-		r.do(call{method: http.MethodDelete, path: tasksPath + "/" + row.ID})
+		r.do(call{method: http.MethodDelete, path: ops.TasksPath + "/" + row.ID})
 		if admins {
-			if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry", as: all}); resp.StatusCode != http.StatusForbidden {
+			if resp, body := r.do(call{method: http.MethodPost, path: ops.TasksPath + "/" + row.ID + "/retry", as: all}); resp.StatusCode != http.StatusForbidden {
 				t.Errorf("retry of an admin's task = %s %s, want %d", resp.Status, body, http.StatusForbidden)
 			}
 			continue
 		}
 		restricted++
-		var again TaskAnswer
-		r.get(call{method: http.MethodPost, path: tasksPath + "/" + row.ID + "/retry"}, &again)
+		var again ops.TaskAnswer
+		r.get(call{method: http.MethodPost, path: ops.TasksPath + "/" + row.ID + "/retry"}, &again)
 		if got, err := r.tasks.Get(t.Context(), again.ID); err != nil || !got.Status.Restricted {
 			t.Errorf("retried task = %+v, %v, want it restricted", got.Status, err)
 		}
@@ -307,16 +309,16 @@ func TestSubmitPermission(t *testing.T) {
 
 func TestScopes(t *testing.T) {
 	r := newRig(t, Limits{})
-	var made TaskAnswer // a client with the scope submit changes only what it submitted
-	r.get(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: Submit}, &made)
+	var made ops.TaskAnswer // a client with the scope submit changes only what it submitted
+	r.get(call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: ops.Submit}, &made)
 	id := made.ID
 	s := r.schemas()
-	rank := map[Scope]int{"-": 0, Read: 1, Submit: 2, Admin: 3}
+	rank := map[ops.Scope]int{"-": 0, ops.Read: 1, ops.Submit: 2, ops.Admin: 3}
 	seen := 0
 	for template, item := range s.doc["paths"].(map[string]any) {
 		for method, op := range item.(map[string]any) {
-			var need Scope = "-"
-			for _, scope := range Scopes() {
+			var need ops.Scope = "-"
+			for _, scope := range ops.Scopes() {
 				if about, _ := op.(map[string]any)["description"].(string); strings.Contains(about, "Needs the scope `"+string(scope)+"`") {
 					need = scope
 				}
@@ -343,9 +345,9 @@ func TestScopes(t *testing.T) {
 // Each request is logged with these fields.
 func TestRequestLog(t *testing.T) {
 	r := newRig(t, Limits{})
-	r.do(call{path: tasksPath})
+	r.do(call{path: ops.TasksPath})
 	var got map[string]any
-	eventually(t, "the request is logged", func() bool { // after its answer
+	testenv.WaitFor(t, "the request is logged", func() bool { // after its answer
 		for line := range strings.Lines(r.log.String()) {
 			got = nil
 			if err := json.Unmarshal([]byte(line), &got); err == nil && got["msg"] == "request" {
@@ -418,7 +420,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	var schema map[string]any
-	r.get(call{path: "/api/v1/manifest/schema", as: Read}, &schema)
+	r.get(call{path: "/api/v1/manifest/schema", as: ops.Read}, &schema)
 	if schema["$schema"] == nil {
 		t.Errorf("schema = %v, want $schema", schema)
 	}

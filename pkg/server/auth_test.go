@@ -30,12 +30,14 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 func TestTokens(t *testing.T) {
 	file := &Tokens{Path: filepath.Join(t.TempDir(), "tokens.json")}
-	token, err := file.Add("ci", Submit, task.Permission{Repositories: []string{"github.com/acme/*"}, Profiles: []string{"small"}})
+	token, err := file.Add("ci", ops.Submit, task.Permission{Repositories: []string{"github.com/acme/*"}, Profiles: []string{"small"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,14 +50,14 @@ func TestTokens(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		scope Scope
+		scope ops.Scope
 		code  fail.Code
 	}{
-		{"ci", Read, fail.Conflict},
-		{"", Read, fail.Usage},
-		{"../x", Read, fail.Usage},
-		{"CI", Read, fail.Usage},
-		{strings.Repeat("a", 65), Read, fail.Usage},
+		{"ci", ops.Read, fail.Conflict},
+		{"", ops.Read, fail.Usage},
+		{"../x", ops.Read, fail.Usage},
+		{"CI", ops.Read, fail.Usage},
+		{strings.Repeat("a", 65), ops.Read, fail.Usage},
 		{"x", "root", fail.Usage},
 		{"x", "", fail.Usage},
 	} {
@@ -65,8 +67,8 @@ func TestTokens(t *testing.T) {
 	}
 	// Changes by another process apply here too.
 	other := &Tokens{Path: file.Path}
-	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != Submit || !slices.Equal(got.Repositories, []string{"github.com/acme/*"}) || !slices.Equal(got.Profiles, []string{"small"}) {
-		t.Fatalf("find of the token = %+v, %t, %v, want scope %s for github.com/acme/* and profile small", got, ok, err, Submit)
+	if got, ok, err := other.find(token); !ok || err != nil || got.Scope != ops.Submit || !slices.Equal(got.Repositories, []string{"github.com/acme/*"}) || !slices.Equal(got.Profiles, []string{"small"}) {
+		t.Fatalf("find of the token = %+v, %t, %v, want scope %s for github.com/acme/* and profile small", got, ok, err, ops.Submit)
 	}
 	for _, wrong := range []string{"", "x", token + "x", token[:len(token)-1], strings.ToUpper(token), digest(token), strings.Repeat("a", 1<<16)} {
 		if _, ok, err := other.find(wrong); ok || err != nil {
@@ -84,7 +86,7 @@ func TestTokens(t *testing.T) {
 	}
 
 	// A file that others may have read or written is not trusted.
-	token, err = file.Add("two", Admin, task.Permission{})
+	token, err = file.Add("two", ops.Admin, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func TestTokensAtOnce(t *testing.T) {
 		all.Go(func() {
 			file := &Tokens{Path: path} // like another process
 			for {
-				_, err := file.Add(fmt.Sprintf("t%d", i), Read, task.Permission{})
+				_, err := file.Add(fmt.Sprintf("t%d", i), ops.Read, task.Permission{})
 				if err == nil {
 					return
 				}
@@ -134,7 +136,7 @@ func TestTokensAtOnce(t *testing.T) {
 func TestWrongTokensAreLimited(t *testing.T) {
 	r := newRig(t, Limits{Failures: 3})
 	for i := range 6 {
-		resp, _ := r.do(call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer guess"}})
+		resp, _ := r.do(call{path: ops.TasksPath, as: "-", header: []string{"Authorization", "Bearer guess"}})
 		want := http.StatusUnauthorized
 		if i >= 3 {
 			want = http.StatusTooManyRequests
@@ -142,11 +144,11 @@ func TestWrongTokensAreLimited(t *testing.T) {
 		if resp.StatusCode != want || resp.Header.Get("Retry-After") == "" && i >= 3 {
 			t.Errorf("guess %d = %s, Retry-After %q, want %d", i, resp.Status, resp.Header.Get("Retry-After"), want)
 		}
-		if resp, _ := r.do(call{path: tasksPath, as: Read}); resp.StatusCode != http.StatusOK {
+		if resp, _ := r.do(call{path: ops.TasksPath, as: ops.Read}); resp.StatusCode != http.StatusOK {
 			t.Errorf("request with a valid token after guesses = %s, want %d", resp.Status, http.StatusOK)
 		}
 	}
-	if strings.Contains(r.log.String(), "guess") || strings.Contains(r.log.String(), r.token[Read]) {
+	if strings.Contains(r.log.String(), "guess") || strings.Contains(r.log.String(), r.token[ops.Read]) {
 		t.Errorf("log = %s, want no token", r.log.String())
 	}
 	now := time.Now()
@@ -184,7 +186,7 @@ func TestListenAddr(t *testing.T) {
 	// A network address requires a certificate in every configuration.
 	m := newManager(t)
 	for _, o := range []Options{{Listen: "0.0.0.0:0", Expose: true}, {Listen: "127.0.0.1:0", CertFile: "x"}, {Listen: "127.0.0.1:0", CertFile: "x", KeyFile: "y"}} {
-		o.Tasks, o.Log = m, slog.New(slog.DiscardHandler)
+		o.Engine.Tasks, o.Log = m, slog.New(slog.DiscardHandler)
 		s, err := New(o)
 		if err != nil {
 			t.Fatal(err)
@@ -196,11 +198,7 @@ func TestListenAddr(t *testing.T) {
 }
 
 func TestListenUnix(t *testing.T) {
-	dir, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +255,7 @@ func TestAnotherUserAtTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func(uid uint32) ([]byte, error) {
-		cmd := exec.CommandContext(t.Context(), curl, "-s", "--max-time", "60", "--unix-socket", r.socket, "http://localhost"+tasksPath)
+		cmd := exec.CommandContext(t.Context(), curl, "-s", "--max-time", "60", "--unix-socket", r.socket, "http://localhost"+ops.TasksPath)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 		return cmd.Output()
 	}
@@ -299,7 +297,7 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := start(t, Options{Listen: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile})
-	token, err := TokensIn(run.state).Add("a", Read, task.Permission{})
+	token, err := TokensIn(run.state).Add("a", ops.Read, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +309,7 @@ func TestTLS(t *testing.T) {
 	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
 	for host, want := range map[string]int{run.addr: 200, "agents.example:" + port: 200, "localhost:" + port: 200, "evil.example:" + port: 403, "agents.example": 403} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+run.addr+tasksPath, nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+run.addr+ops.TasksPath, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -326,7 +324,7 @@ func TestTLS(t *testing.T) {
 			t.Errorf("request with Host %s = %s, want %d", host, resp.Status, want)
 		}
 	}
-	resp, err := http.Get("http://" + run.addr + tasksPath) //nolint:noctx // a test
+	resp, err := http.Get("http://" + run.addr + ops.TasksPath) //nolint:noctx // a test
 	if err == nil {
 		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusBadRequest {
@@ -354,10 +352,10 @@ type running struct {
 
 func start(t *testing.T, o Options) running {
 	t.Helper()
-	if o.Tasks == nil {
-		o.Tasks = newManager(t)
+	if o.Engine.Tasks == nil {
+		o.Engine.Tasks = newManager(t)
 	}
-	r := running{state: o.Tasks.Sessions.Config.Paths.State, m: o.Tasks, log: &safeBuffer{}}
+	r := running{state: o.Engine.Tasks.Sessions.Config.Paths.State, m: o.Engine.Tasks, log: &safeBuffer{}}
 	o.Log = slog.New(slog.NewJSONHandler(r.log, nil))
 	s, err := New(o)
 	if err != nil {
@@ -400,11 +398,7 @@ func (r running) client() *http.Client {
 // its states.
 func systemd(t *testing.T) (said func() []string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	path := filepath.Join(dir, "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -442,7 +436,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("address = %s, want one on 127.0.0.1", run.addr)
 	}
 	// Only one server runs at a time.
-	s, err := New(Options{Tasks: run.m, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Options{Engine: ops.Engine{Tasks: run.m}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,11 +446,11 @@ func TestRun(t *testing.T) {
 	heard := func(what string) func() bool {
 		return func() bool { return strings.Contains(strings.Join(said(), " "), what) }
 	}
-	eventually(t, "READY", heard("READY=1"))
-	eventually(t, "a ping of the watchdog", heard("WATCHDOG=1"))
+	testenv.WaitFor(t, "READY", heard("READY=1"))
+	testenv.WaitFor(t, "a ping of the watchdog", heard("WATCHDOG=1"))
 
 	// A submitted task makes progress: the server schedules it.
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+tasksPath, strings.NewReader(manifestYAML))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+ops.TasksPath, strings.NewReader(manifestYAML))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,19 +459,19 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var made TaskAnswer
+	var made ops.TaskAnswer
 	err = json.NewDecoder(resp.Body).Decode(&made)
 	_ = resp.Body.Close()
 	if err != nil || resp.StatusCode != http.StatusAccepted {
 		t.Fatalf("submit = %s, %v, want %d, nil", resp.Status, err, http.StatusAccepted)
 	}
-	eventually(t, "the task is admitted", func() bool {
+	testenv.WaitFor(t, "the task is admitted", func() bool {
 		got, err := run.m.Get(t.Context(), made.ID)
 		return err == nil && got.Phase == task.Staging
 	})
 
 	// An open stream is notified when the server ends.
-	stream, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+tasksPath+"/"+made.ID+"/events", nil)
+	stream, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+ops.TasksPath+"/"+made.ID+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -494,12 +488,12 @@ func TestRun(t *testing.T) {
 	if err != nil || !bytes.Contains(text, []byte("event: problem")) || !bytes.Contains(text, []byte(codeShutdown)) {
 		t.Errorf("stream at the end = %q, %v, want a problem with code %s", text, err, codeShutdown)
 	}
-	eventually(t, "STOPPING", heard("STOPPING=1"))
+	testenv.WaitFor(t, "STOPPING", heard("STOPPING=1"))
 	if _, err := os.Stat(Socket(run.state)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("socket after the end: %v, want it removed", err)
 	}
 	// The server can be started again.
-	again := start(t, Options{Tasks: run.m})
+	again := start(t, Options{Engine: ops.Engine{Tasks: run.m}})
 	if err := probe(t.Context(), again.client()); err != nil {
 		t.Error(err)
 	}
@@ -509,7 +503,7 @@ func TestRun(t *testing.T) {
 func TestWatchdogNeedsAnAnswer(t *testing.T) {
 	said := systemd(t)
 	m := newManager(t)
-	s, err := New(Options{Tasks: m, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Options{Engine: ops.Engine{Tasks: m}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

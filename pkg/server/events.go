@@ -9,24 +9,12 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
-
-// Event is a store's event with an anchor after which reading can continue.
-type Event struct {
-	ID string `json:"id" doc:"SUBJECT/SEQ: the after, or Last-Event-ID, to read on from here."`
-	store.Event
-}
-
-// EventPage is a page of the events of a task or a session, in order.
-type EventPage struct {
-	Events []Event `json:"events" nullable:"false"`
-	Next   string  `json:"next" doc:"The after parameter for the next page, even if that page is empty now."`
-	Oldest int64   `json:"oldest" doc:"Sequence of the oldest event in the store."`
-	Newest int64   `json:"newest"`
-}
 
 func anchor(subject string, seq int64) string { return subject + "/" + strconv.FormatInt(seq, 10) }
 
@@ -45,7 +33,7 @@ func parseAnchor(subject, text string) (seq int64, newest bool, err error) {
 		return 0, true, nil
 	}
 	if of, number, ok := strings.Cut(text, "/"); ok {
-		if !isID(of) {
+		if !ids.Valid(of) {
 			return 0, false, problem(http.StatusBadRequest, codeAnchor, hint, "the anchor must be SUBJECT/SEQ")
 		}
 		if of != subject {
@@ -68,7 +56,7 @@ type subject struct {
 
 func (s *Server) taskSubject(ctx context.Context, id string) (subject, error) {
 	over := func(ctx context.Context) (bool, error) {
-		t, err := s.task(ctx, id)
+		t, err := s.engine.Task(ctx, id)
 		return t.Phase.Over() && task.AtRest(t.Phase), err
 	}
 	_, err := over(ctx)
@@ -77,7 +65,7 @@ func (s *Server) taskSubject(ctx context.Context, id string) (subject, error) {
 
 func (s *Server) sessionSubject(ctx context.Context, id string) (subject, error) {
 	over := func(ctx context.Context) (bool, error) {
-		v, err := s.session(ctx, id)
+		v, err := s.engine.Session(ctx, id)
 		return v.Phase == session.Gone, err
 	}
 	_, err := over(ctx)
@@ -106,13 +94,6 @@ func (s *Server) start(ctx context.Context, of subject, text string) (int64, err
 }
 
 type (
-	eventsInput struct {
-		TaskPath
-		After  string `query:"after" doc:"Position after which to read: a sequence, an event's id, oldest or newest. Default: the beginning."`
-		Last   string `header:"Last-Event-ID" doc:"Like after, which takes precedence. An EventSource sends it when it reconnects."`
-		Limit  int    `query:"limit" default:"100" minimum:"1" maximum:"1000" doc:"Number of events of a page. A stream has no limit."`
-		Accept string `header:"Accept" doc:"text/event-stream requests a stream."`
-	}
 	bodyOutput struct{ Body func(huma.Context) }
 )
 
@@ -125,29 +106,29 @@ func (s *Server) eventRoutes(api huma.API) {
 		route
 		of func(context.Context, string) (subject, error)
 	}{
-		{route{id: "getTaskEvents", path: tasksPath + "/{id}/events", tag: "tasks", summary: "List or stream the events of a task"}, s.taskSubject},
-		{route{id: "getSessionEvents", path: sessionsPath + "/{id}/events", tag: "sessions", summary: "List or stream the events of a session"}, s.sessionSubject},
+		{route{Spec: ops.Spec{ID: "getTaskEvents", Path: ops.TasksPath + "/{id}/events", Tag: "tasks", Summary: "List or stream the events of a task"}}, s.taskSubject},
+		{route{Spec: ops.Spec{ID: "getSessionEvents", Path: ops.SessionsPath + "/{id}/events", Tag: "sessions", Summary: "List or stream the events of a session"}}, s.sessionSubject},
 	} {
-		r.method, r.need, r.about, r.more = http.MethodGet, Read, about, []int{204, 404, 410}
-		register(s, api, r.route, func(ctx context.Context, in *eventsInput) (*bodyOutput, error) {
+		r.Method, r.Need, r.About, r.Errors = http.MethodGet, ops.Read, about, []int{204, 404, 410}
+		register(s, api, r.route, func(ctx context.Context, in *ops.EventQuery) (*bodyOutput, error) {
 			return s.events(ctx, in, r.of)
 		})
-		resp := api.OpenAPI().Paths[r.path].Get.Responses["200"]
+		resp := api.OpenAPI().Paths[r.Path].Get.Responses["200"]
 		resp.Content = map[string]*huma.MediaType{
-			"application/json":  {Schema: schemaOf[EventPage](api)},
+			"application/json":  {Schema: schemaOf[ops.EventPage](api)},
 			"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
 		}
 	}
-	register(s, api, route{
-		id: "streamTask", method: http.MethodGet, path: "/ws/tasks/{id}/stream", tag: "tasks", need: Read, ok: http.StatusSwitchingProtocols, more: []int{404, 405, 410, 416, 426},
-		summary: "Stream the events and output of a task over WebSocket",
-		about: "Each message is one JSON object, a StreamMessage: first the past events, then new ones, without a gap. Output is sent as it is in the logs, in base64, " +
+	register(s, api, route{Spec: ops.Spec{
+		ID: "streamTask", Method: http.MethodGet, Path: "/ws/tasks/{id}/stream", Tag: "tasks", Need: ops.Read, Status: http.StatusSwitchingProtocols, Errors: []int{404, 405, 410, 416, 426},
+		Summary: "Stream the events and output of a task over WebSocket",
+		About: "Each message is one JSON object, a StreamMessage: first the past events, then new ones, without a gap. Output is sent as it is in the logs, in base64, " +
 			"with its offset. The last message is `end` or `problem`.",
-	}, s.webSocket)
+	}}, s.webSocket)
 	schemaOf[StreamMessage](api)
 }
 
-func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Context, string) (subject, error)) (*bodyOutput, error) {
+func (s *Server) events(ctx context.Context, in *ops.EventQuery, of func(context.Context, string) (subject, error)) (*bodyOutput, error) {
 	sub, err := of(ctx, in.ID)
 	if err != nil {
 		return nil, err
@@ -167,9 +148,9 @@ func (s *Server) events(ctx context.Context, in *eventsInput, of func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	page := EventPage{Events: []Event{}, Next: anchor(sub.id, after)}
+	page := ops.EventPage{Events: []ops.Event{}, Next: anchor(sub.id, after)}
 	for _, ev := range evs {
-		page.Events = append(page.Events, Event{anchor(sub.id, ev.Seq), ev})
+		page.Events = append(page.Events, ops.Event{ID: anchor(sub.id, ev.Seq), Event: ev})
 		page.Next = anchor(sub.id, ev.Seq)
 	}
 	if page.Oldest, page.Newest, err = s.store.EventRange(ctx, sub.id); err != nil {

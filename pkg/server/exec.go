@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,73 +20,21 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
-// ExecRequest is a request to run a command in a session.
-type ExecRequest struct {
-	Argv    []string          `json:"argv,omitempty" minItems:"1" maxItems:"256" nullable:"false" doc:"Program and arguments, no shell. Either this or command."`
-	Command string            `json:"command,omitempty" minLength:"1" maxLength:"65536" doc:"A line for sh. Either this or argv."`
-	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Directory, relative to the repository's. Default: the repository's directory."`
-	Env     map[string]string `json:"env,omitempty" doc:"Additional environment variables, at most 64. They appear on a command line in the guest; the host does not store their values."`
-	Timeout string            `json:"timeout,omitempty" default:"10m" example:"90s" doc:"Time limit of the command, at most 24h."`
-}
-
-// ExecState is the state of a command.
-type ExecState string
-
-// States of a command.
-const (
-	ExecRunning   ExecState = "running"
-	ExecExited    ExecState = "exited" // see exit_code or signal
-	ExecTimeout   ExecState = "timeout"
-	ExecCancelled ExecState = "cancelled"
-	ExecFailed    ExecState = "failed" // it could not be run, or the connection was lost; see error
-	ExecLost      ExecState = "lost"   // the server that ran it was killed
-)
-
-// Exec is a command in a session.
-type Exec struct {
-	ID        string          `json:"id"`
-	Session   string          `json:"session"`
-	State     ExecState       `json:"state" enum:"running,exited,timeout,cancelled,failed,lost"`
-	Argv      []string        `json:"argv,omitempty" doc:"Visible only to the scope admin, like command, cwd and env."`
-	Command   string          `json:"command,omitempty"`
-	Cwd       string          `json:"cwd,omitempty"`
-	Env       []string        `json:"env,omitempty" doc:"Names only."`
-	ExitCode  *int            `json:"exit_code,omitempty"`
-	Signal    string          `json:"signal,omitempty" doc:"Signal that ended the command."`
-	Error     *task.ViewError `json:"error,omitempty"`
-	StartedAt time.Time       `json:"started_at"`
-	EndedAt   *time.Time      `json:"ended_at,omitempty"`
-	Stdout    ExecOutput      `json:"stdout"`
-	Stderr    ExecOutput      `json:"stderr"`
-	LastEvent string          `json:"last_event" doc:"Id of one of the session's events. All later events of the command follow it."`
-	Actor     string          `json:"actor"`
-	TraceID   string          `json:"trace_id"`
-}
-
-// ExecOutput describes one of a command's two outputs.
-type ExecOutput struct {
-	Bytes     int64 `json:"bytes" doc:"Size of the log."`
-	Truncated bool  `json:"truncated" doc:"There was more output, which was discarded."`
-}
-
-// shownTo returns e as a client may see it: only admins see command lines.
-func (e Exec) shownTo(who principal) Exec {
-	if !who.Scope.allows(Admin) {
-		e.Argv, e.Command, e.Cwd, e.Env = nil, "", "", nil
-	}
-	return e
-}
-
-// execRecord is the form in which an Exec is stored in its file.
+// execRecord is the form in which an ops.Exec is stored in its file.
 type execRecord struct {
-	Exec
+	ops.Exec
 	Server string `json:"server"` // the server process that runs it
 }
 
@@ -97,12 +44,12 @@ const EventExec = "exec"
 
 // ExecChange reports that a command was started or has ended.
 type ExecChange struct {
-	Exec     string    `json:"exec"`
-	State    ExecState `json:"state"`
-	ExitCode *int      `json:"exit_code,omitempty"`
-	Signal   string    `json:"signal,omitempty"`
-	Actor    string    `json:"actor"`
-	TraceID  string    `json:"trace_id"`
+	Exec     string        `json:"exec"`
+	State    ops.ExecState `json:"state"`
+	ExitCode *int          `json:"exit_code,omitempty"`
+	Signal   string        `json:"signal,omitempty"`
+	Actor    string        `json:"actor"`
+	TraceID  string        `json:"trace_id"`
 }
 
 const (
@@ -144,16 +91,14 @@ func (x *execs) dir(session, id string) execDir {
 	return execDir{filepath.Join(x.sessionDir(session), id), id}
 }
 
-func execPath(e Exec) string { return path.Join(sessionsPath, e.Session, "exec", e.ID) }
-
 var (
 	errCancelled = errors.New("cancelled")
 	errTimeout   = errors.New("timeout")
 	variable     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// line converts the request into a command line for the guest's login shell.
-func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration, err error) {
+// execLine converts the request into a command line for the guest's login shell.
+func execLine(r ops.ExecRequest, s session.Session) (line string, timeout time.Duration, err error) {
 	bad := func(hint, format string, args ...any) error {
 		return fail.New(fail.Usage, format, args...).WithHint("%s", hint)
 	}
@@ -198,29 +143,29 @@ func (r ExecRequest) line(s session.Session) (line string, timeout time.Duration
 	return line, timeout, nil
 }
 
-// start starts a command, and returns once the request is recorded.
-func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, once *task.Once, req *request) (e Exec, err error) {
+// Start starts a command, and returns once the request is recorded.
+func (x *execs) Start(ctx context.Context, c ops.Caller, s session.Session, r ops.ExecRequest, once *task.Once) (e ops.Exec, err error) {
 	if once != nil {
-		first, found, err := x.store.Request(ctx, req.who.Name, once.Key)
+		first, found, err := x.store.Request(ctx, c.Name, once.Key)
 		if err != nil {
-			return Exec{}, err
+			return ops.Exec{}, err
 		}
 		if found {
 			return x.repeated(s.ID, first, *once)
 		}
 	}
-	line, timeout, err := r.line(s)
+	line, timeout, err := execLine(r, s)
 	if err != nil {
-		return Exec{}, err
+		return ops.Exec{}, err
 	}
 	if s.Phase != session.Ready {
-		return Exec{}, fail.New(fail.Conflict, "session %s is %s", s.ID, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return ops.Exec{}, fail.New(fail.Conflict, "session %s is %s", s.ID, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
-	id := randomHex(6)
+	id := ids.New()
 	if once != nil {
-		first, err := x.store.Reserve(ctx, store.Request{Actor: req.who.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
+		first, err := x.store.Reserve(ctx, store.Request{Actor: c.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
 		if err != nil {
-			return Exec{}, err
+			return ops.Exec{}, err
 		}
 		if first.Subject != id { // a concurrent repetition of the same request
 			return x.repeated(s.ID, first, *once)
@@ -229,16 +174,16 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, but not this server
 	if err := x.add(id, cancel); err != nil {
 		cancel(nil)
-		return Exec{}, err
+		return ops.Exec{}, err
 	}
-	rec := execRecord{Server: x.self, Exec: Exec{
-		ID: id, Session: s.ID, State: ExecRunning, Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: slices.Sorted(maps.Keys(r.Env)),
-		StartedAt: time.Now().UTC(), Actor: req.who.Name, TraceID: req.trace,
+	rec := execRecord{Server: x.self, Exec: ops.Exec{
+		ID: id, Session: s.ID, State: ops.ExecRunning, Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: slices.Sorted(maps.Keys(r.Env)),
+		StartedAt: time.Now().UTC(), Actor: c.Name, TraceID: traceid.ID(ctx),
 	}}
 	stdout, stderr, err := x.prepare(ctx, &rec)
 	if err != nil {
 		x.remove(id)
-		return Exec{}, err
+		return ops.Exec{}, err
 	}
 	if audited := x.tasks.Sessions.Audit; audited != nil {
 		audited(ctx, audit.Record{
@@ -254,13 +199,13 @@ func (x *execs) start(ctx context.Context, s session.Session, r ExecRequest, onc
 // repeated returns the current state of the command that an earlier request with
 // the same key has started. If there is no record of the command, it may or may not
 // have been started, so repeated does not start another one.
-func (x *execs) repeated(session string, first store.Request, once task.Once) (Exec, error) {
+func (x *execs) repeated(session string, first store.Request, once task.Once) (ops.Exec, error) {
 	if err := once.Check(first); err != nil {
-		return Exec{}, err
+		return ops.Exec{}, err
 	}
-	e, err := x.get(session, first.Subject)
+	e, err := x.Get(session, first.Subject)
 	if fail.CodeOf(err) == fail.NotFound {
-		return Exec{}, fail.New(fail.Conflict, "the command of this Idempotency-Key is not recorded yet").WithHint("try again, or use another Idempotency-Key")
+		return ops.Exec{}, fail.New(fail.Conflict, "the command of this Idempotency-Key is not recorded yet").WithHint("try again, or use another Idempotency-Key")
 	}
 	return e, err
 }
@@ -352,35 +297,36 @@ func (x *execs) write(rec execRecord) error {
 // run runs the command to its end and records the result.
 func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line string, timeout time.Duration, stdout, stderr *os.File) {
 	defer x.remove(rec.ID)
-	out := &cut{w: stdout, left: x.limits.ExecBytes}
-	errOut := &cut{w: stderr, left: x.limits.ExecBytes}
+	logs := [2]logWriter{{File: stdout}, {File: stderr}}
+	out := pipe.Writer{W: &logs[0], Left: x.limits.ExecBytes, Cut: true}
+	errOut := pipe.Writer{W: &logs[1], Left: x.limits.ExecBytes, Cut: true}
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
-	err := x.inGuest(limited, s, line, out, errOut)
+	err := x.inGuest(limited, s, line, &out, &errOut)
 	cause := context.Cause(limited)
 	cancel()
-	err = errors.Join(err, out.failed, errOut.failed) // a failed log write is not the command's error
+	err = errors.Join(err, logs[0].failed, logs[1].failed) // a failed log write is not the command's error
 	closed := errors.Join(stdout.Close(), stderr.Close())
 
 	ended := time.Now().UTC()
 	rec.EndedAt = &ended
-	rec.Stdout, rec.Stderr = ExecOutput{out.written, out.over}, ExecOutput{errOut.written, errOut.over}
+	rec.Stdout, rec.Stderr = ops.ExecOutput{Bytes: length(stdout.Name()), Truncated: out.Over}, ops.ExecOutput{Bytes: length(stderr.Name()), Truncated: errOut.Over}
 	exit, exited := errors.AsType[*ssh.ExitError](err)
 	switch {
 	case errors.Is(cause, errTimeout) && err != nil:
-		rec.State = ExecTimeout
+		rec.State = ops.ExecTimeout
 	case errors.Is(cause, errCancelled) && err != nil:
-		rec.State = ExecCancelled
-	case errors.Join(out.failed, errOut.failed, closed) != nil:
-		rec.State, rec.Error = ExecFailed, &task.ViewError{Code: fail.Host.String(), Message: "its output could not be written", Hint: "df -h"}
+		rec.State = ops.ExecCancelled
+	case errors.Join(logs[0].failed, logs[1].failed, closed) != nil:
+		rec.State, rec.Error = ops.ExecFailed, &lifecycle.ViewError{Code: fail.Host.String(), Message: "its output could not be written", Hint: "df -h"}
 	case err == nil:
 		zero := 0
-		rec.State, rec.ExitCode = ExecExited, &zero
+		rec.State, rec.ExitCode = ops.ExecExited, &zero
 	case exited && exit.Signal != "":
-		rec.State, rec.Signal = ExecExited, exit.Signal
+		rec.State, rec.Signal = ops.ExecExited, exit.Signal
 	case exited:
-		rec.State, rec.ExitCode = ExecExited, &exit.Code
+		rec.State, rec.ExitCode = ops.ExecExited, &exit.Code
 	default:
-		rec.State, rec.Error = ExecFailed, &task.ViewError{Code: fail.CodeOf(err).String(), Message: bounded(err.Error()), Hint: fail.HintOf(err)}
+		rec.State, rec.Error = ops.ExecFailed, &lifecycle.ViewError{Code: fail.CodeOf(err).String(), Message: bounded(err.Error()), Hint: fail.HintOf(err)}
 	}
 	// Record the end even if the request or the server has ended.
 	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -422,11 +368,11 @@ func (x *execs) recordLost(ctx context.Context) error {
 	for _, file := range files {
 		id := strings.TrimSuffix(filepath.Base(file), ".json")
 		rec, err := x.read(filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(file)))), id)
-		if err != nil || rec.State != ExecRunning || rec.Server == x.self {
+		if err != nil || rec.State != ops.ExecRunning || rec.Server == x.self {
 			continue // reading it through the API reports the error
 		}
 		ended := time.Now().UTC()
-		rec.State, rec.EndedAt = ExecLost, &ended
+		rec.State, rec.EndedAt = ops.ExecLost, &ended
 		dir := x.dir(rec.Session, rec.ID)
 		rec.Stdout.Bytes, rec.Stderr.Bytes = length(dir.stdout()), length(dir.stderr())
 		errs = append(errs, errors.Join(x.announce(ctx, &rec), x.write(rec)))
@@ -434,34 +380,28 @@ func (x *execs) recordLost(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cut keeps the first bytes and discards the rest, so that the command can
-// continue.
-type cut struct {
-	w       io.Writer
-	left    int64
-	written int64
-	over    bool
-	failed  error
+// logWriter writes a command's log. It remembers an error instead of returning it, so that the
+// command can continue.
+type logWriter struct {
+	*os.File
+	failed error
 }
 
-func (c *cut) Write(p []byte) (int, error) {
-	keep := p[:min(int64(len(p)), c.left)]
-	c.over = c.over || len(keep) < len(p)
-	if c.failed == nil && len(keep) > 0 {
-		n, err := c.w.Write(keep)
-		c.left, c.written, c.failed = c.left-int64(n), c.written+int64(n), err
+func (l *logWriter) Write(p []byte) (int, error) {
+	if l.failed == nil {
+		_, l.failed = l.File.Write(p)
 	}
 	return len(p), nil
 }
 
-// get reads a command. A running command of another server process is lost, because
+// Get reads a command. A running command of another server process is lost, because
 // only one server runs at a time.
-func (x *execs) get(session, id string) (Exec, error) {
+func (x *execs) Get(session, id string) (ops.Exec, error) {
 	rec, err := x.read(session, id)
 	if err != nil {
-		return Exec{}, err
+		return ops.Exec{}, err
 	}
-	if rec.State == ExecRunning {
+	if rec.State == ops.ExecRunning {
 		x.mu.Lock()
 		_, ours := x.running[id]
 		x.mu.Unlock()
@@ -469,22 +409,22 @@ func (x *execs) get(session, id string) (Exec, error) {
 		rec.Stdout.Bytes, rec.Stderr.Bytes = length(dir.stdout()), length(dir.stderr())
 		if !ours {
 			// The command may have ended between the two checks.
-			if again, err := x.read(session, id); err != nil || again.State != ExecRunning {
+			if again, err := x.read(session, id); err != nil || again.State != ops.ExecRunning {
 				return again.Exec, err
 			}
-			rec.State = ExecLost
+			rec.State = ops.ExecLost
 		}
 	}
 	return rec.Exec, nil
 }
 
 func (x *execs) read(session, id string) (rec execRecord, err error) {
-	if !isID(session) || !isID(id) {
-		return rec, noSuch("session", session)
+	if !ids.Valid(session) || !ids.Valid(id) {
+		return rec, ops.NoSuch("session", session)
 	}
 	text, err := os.ReadFile(x.dir(session, id).file(".json"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return rec, fail.New(fail.NotFound, "session %s has no command %s", session, id).WithHint("POST %s/%s/exec starts one", sessionsPath, session)
+		return rec, fail.New(fail.NotFound, "session %s has no command %s", session, id).WithHint("POST %s/%s/exec starts one", ops.SessionsPath, session)
 	}
 	if err != nil {
 		return rec, err
@@ -500,10 +440,10 @@ func length(name string) int64 {
 	return st.Size()
 }
 
-// cancel ends a running command. It does not change one that has ended.
-func (x *execs) cancel(session, id string) (Exec, error) {
-	e, err := x.get(session, id)
-	if err != nil || e.State != ExecRunning {
+// Cancel ends a running command. It does not change one that has ended.
+func (x *execs) Cancel(session, id string) (ops.Exec, error) {
+	e, err := x.Get(session, id)
+	if err != nil || e.State != ops.ExecRunning {
 		return e, err
 	}
 	x.mu.Lock()
@@ -514,20 +454,31 @@ func (x *execs) cancel(session, id string) (Exec, error) {
 	return e, nil
 }
 
-// prune removes a session's oldest ended commands when there are too many.
-func (x *execs) prune(session string) {
+// List returns a session's commands, the newest first. It leaves out those whose record
+// cannot be read, which Get reports.
+func (x *execs) List(session string) (all []ops.Exec, err error) {
 	entries, err := os.ReadDir(x.sessionDir(session))
-	if err != nil || len(entries) < maxExecs {
-		return
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	var ended []Exec
 	for _, e := range entries {
-		if got, err := x.get(session, e.Name()); err == nil && got.State != ExecRunning {
-			ended = append(ended, got)
+		if got, err := x.Get(session, e.Name()); err == nil {
+			all = append(all, got)
 		}
 	}
-	slices.SortFunc(ended, func(a, b Exec) int { return a.StartedAt.Compare(b.StartedAt) })
-	for _, e := range ended[:min(len(ended), len(entries)-maxExecs+1)] {
+	slices.SortFunc(all, func(a, b ops.Exec) int { return b.StartedAt.Compare(a.StartedAt) })
+	return all, err
+}
+
+// prune removes a session's oldest ended commands when there are too many.
+func (x *execs) prune(session string) {
+	all, err := x.List(session)
+	if err != nil || len(all) < maxExecs {
+		return
+	}
+	ended := slices.DeleteFunc(slices.Clone(all), func(e ops.Exec) bool { return e.State == ops.ExecRunning })
+	slices.Reverse(ended)
+	for _, e := range ended[:min(len(ended), len(all)-maxExecs+1)] {
 		if err := os.RemoveAll(x.dir(session, e.ID).dir); err != nil {
 			x.log.Warn("failed to remove old command", "session", session, "exec", e.ID, "error", err)
 		}

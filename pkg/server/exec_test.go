@@ -14,11 +14,14 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // vm creates a session's VM, which runs commands for real on this host.
@@ -29,11 +32,7 @@ func (r *rig) vm(id string) (checkout string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "v")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	d, err := fake.New(fake.Options{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
@@ -81,33 +80,33 @@ func (r *rig) vm(id string) (checkout string) {
 }
 
 // run starts a command and waits for its end.
-func (r *rig) run(id, body string) Exec {
+func (r *rig) run(id, body string) ops.Exec {
 	r.t.Helper()
 	e := r.startExec(id, body)
 	return r.awaitExec(e)
 }
 
-func (r *rig) startExec(id, body string) (e Exec) {
+func (r *rig) startExec(id, body string) (e ops.Exec) {
 	r.t.Helper()
-	resp := r.get(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json"}}, &e)
-	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != execPath(e) {
-		r.t.Fatalf("exec = %s, headers %v, want %d with Location %s", resp.Status, resp.Header, http.StatusAccepted, execPath(e))
+	resp := r.get(call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json"}}, &e)
+	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != e.Location() {
+		r.t.Fatalf("exec = %s, headers %v, want %d with Location %s", resp.Status, resp.Header, http.StatusAccepted, e.Location())
 	}
 	return e
 }
 
-func (r *rig) awaitExec(e Exec) Exec {
+func (r *rig) awaitExec(e ops.Exec) ops.Exec {
 	r.t.Helper()
-	eventually(r.t, "the command ends", func() bool {
-		r.get(call{path: execPath(e), as: Read}, &e)
-		return e.State != ExecRunning
+	testenv.WaitFor(r.t, "the command ends", func() bool {
+		r.get(call{path: e.Location(), as: ops.Read}, &e)
+		return e.State != ops.ExecRunning
 	})
 	return e
 }
 
-func (r *rig) execLog(e Exec, stream string) string {
+func (r *rig) execLog(e ops.Exec, stream string) string {
 	r.t.Helper()
-	_, body := r.do(call{path: execPath(e) + "/logs?stream=" + stream, as: Read})
+	_, body := r.do(call{path: e.Location() + "/logs?stream=" + stream, as: ops.Read})
 	return string(body)
 }
 
@@ -121,16 +120,16 @@ func TestExec(t *testing.T) {
 
 	for _, c := range []struct {
 		name, body     string
-		state          ExecState
+		state          ops.ExecState
 		code           int
 		stdout, stderr string
 	}{
-		{"argv", `{"argv":["sh","-c","echo out; echo err >&2; exit 3"]}`, ExecExited, 3, "out\n", "err\n"},
-		{"a command line", `{"command":"printf '%s' \"$A$B\"; pwd","env":{"A":"it's $HOME;","B":"\n"}}`, ExecExited, 0, "it's $HOME;\n" + checkout + "\n", ""},
-		{"arguments stay arguments", `{"argv":["printf","%s|","a b","$HOME","; id","'"]}`, ExecExited, 0, "a b|$HOME|; id|'|", ""},
-		{"a directory", `{"argv":["pwd"],"cwd":"sub"}`, ExecExited, 0, checkout + "/sub\n", ""},
-		{"a directory that looks like an option", `{"argv":["pwd"],"cwd":"-"}`, ExecExited, 0, "", "*"},
-		{"too much output", `{"command":"head -c 100000 /dev/zero | tr '\\0' x"}`, ExecExited, 0, strings.Repeat("x", 1000), ""},
+		{"argv", `{"argv":["sh","-c","echo out; echo err >&2; exit 3"]}`, ops.ExecExited, 3, "out\n", "err\n"},
+		{"a command line", `{"command":"printf '%s' \"$A$B\"; pwd","env":{"A":"it's $HOME;","B":"\n"}}`, ops.ExecExited, 0, "it's $HOME;\n" + checkout + "\n", ""},
+		{"arguments stay arguments", `{"argv":["printf","%s|","a b","$HOME","; id","'"]}`, ops.ExecExited, 0, "a b|$HOME|; id|'|", ""},
+		{"a directory", `{"argv":["pwd"],"cwd":"sub"}`, ops.ExecExited, 0, checkout + "/sub\n", ""},
+		{"a directory that looks like an option", `{"argv":["pwd"],"cwd":"-"}`, ops.ExecExited, 0, "", "*"},
+		{"too much output", `{"command":"head -c 100000 /dev/zero | tr '\\0' x"}`, ops.ExecExited, 0, strings.Repeat("x", 1000), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := r.run(id, c.body)
@@ -169,7 +168,7 @@ func TestExec(t *testing.T) {
 	if strings.Contains(r.log.String(), "s3cret") {
 		t.Errorf("log = %s, want no value of the environment", r.log.String())
 	}
-	eventually(t, "the end is logged", func() bool {
+	testenv.WaitFor(t, "the end is logged", func() bool {
 		return strings.Contains(r.log.String(), `"exec":"`+e.ID+`","state":"exited"`)
 	})
 	if strings.Contains(r.log.String(), "failed to record") {
@@ -183,46 +182,46 @@ func TestExec(t *testing.T) {
 	// Its events belong to the session, and last_event is the position to read
 	// from.
 	slow := r.startExec(id, `{"command":"echo begun; exec sleep 600"}`)
-	eventually(t, "it has begun", func() bool { return r.execLog(slow, "stdout") == "begun\n" })
-	var p EventPage
-	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent, as: Read}, &p)
+	testenv.WaitFor(t, "it has begun", func() bool { return r.execLog(slow, "stdout") == "begun\n" })
+	var p ops.EventPage
+	r.get(call{path: ops.SessionsPath + "/" + id + "/events?after=" + slow.LastEvent, as: ops.Read}, &p)
 	if len(p.Events) != 0 {
 		t.Errorf("events after last_event = %+v, want none", p.Events)
 	}
-	var got Exec
-	resp := r.get(call{method: http.MethodDelete, path: execPath(slow)}, &got)
+	var got ops.Exec
+	resp := r.get(call{method: http.MethodDelete, path: slow.Location()}, &got)
 	if resp.StatusCode != http.StatusAccepted {
 		t.Errorf("DELETE of the exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
-	if ended := r.awaitExec(slow); ended.State != ExecCancelled || ended.ExitCode != nil {
-		t.Errorf("cancelled exec = %+v, want state %s without an exit code", ended, ExecCancelled)
+	if ended := r.awaitExec(slow); ended.State != ops.ExecCancelled || ended.ExitCode != nil {
+		t.Errorf("cancelled exec = %+v, want state %s without an exit code", ended, ops.ExecCancelled)
 	}
-	r.get(call{path: sessionsPath + "/" + id + "/events?after=" + slow.LastEvent}, &p)
+	r.get(call{path: ops.SessionsPath + "/" + id + "/events?after=" + slow.LastEvent}, &p)
 	var change ExecChange
-	if len(p.Events) != 1 || p.Events[0].Kind != EventExec || json.Unmarshal(p.Events[0].Data, &change) != nil || change.Exec != slow.ID || change.State != ExecCancelled {
-		t.Errorf("events after the cancel = %+v, want one, exec %s is %s", p.Events, slow.ID, ExecCancelled)
+	if len(p.Events) != 1 || p.Events[0].Kind != EventExec || json.Unmarshal(p.Events[0].Data, &change) != nil || change.Exec != slow.ID || change.State != ops.ExecCancelled {
+		t.Errorf("events after the cancel = %+v, want one, exec %s is %s", p.Events, slow.ID, ops.ExecCancelled)
 	}
-	if resp, _ := r.do(call{method: http.MethodDelete, path: execPath(slow)}); resp.StatusCode != http.StatusAccepted {
+	if resp, _ := r.do(call{method: http.MethodDelete, path: slow.Location()}); resp.StatusCode != http.StatusAccepted {
 		t.Errorf("second DELETE of the exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 
-	if e := r.run(id, `{"command":"exec sleep 600","timeout":"100ms"}`); e.State != ExecTimeout {
-		t.Errorf("exec with a timeout = %+v, want state %s", e, ExecTimeout)
+	if e := r.run(id, `{"command":"exec sleep 600","timeout":"100ms"}`); e.State != ops.ExecTimeout {
+		t.Errorf("exec with a timeout = %+v, want state %s", e, ops.ExecTimeout)
 	}
 
 	// If serve is killed, the next one marks the command as lost. If serve ends
 	// normally, it ends the command.
 	left := r.startExec(id, `{"command":"exec sleep 600"}`)
 	other := newExecs(r.Server, "another")
-	if e, err := other.get(id, left.ID); err != nil || e.State != ExecLost {
-		t.Errorf("exec of a killed server = %+v, %v, want state %s", e, err, ExecLost)
+	if e, err := other.Get(id, left.ID); err != nil || e.State != ops.ExecLost {
+		t.Errorf("exec of a killed server = %+v, %v, want state %s", e, err, ops.ExecLost)
 	}
 	r.shutdown()
 	r.execs.wait(t.Context())
-	if e, err := r.execs.get(id, left.ID); err != nil || e.State != ExecCancelled {
-		t.Errorf("exec of a server that ended = %+v, %v, want state %s", e, err, ExecCancelled)
+	if e, err := r.execs.Get(id, left.ID); err != nil || e.State != ops.ExecCancelled {
+		t.Errorf("exec of a server that ended = %+v, %v, want state %s", e, err, ops.ExecCancelled)
 	}
-	if resp, _ := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}); resp.StatusCode != http.StatusServiceUnavailable {
+	if resp, _ := r.do(call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}); resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("exec after the end of the server = %s, want %d", resp.Status, http.StatusServiceUnavailable)
 	}
 }
@@ -248,8 +247,8 @@ func TestExecHidesSecretsFromReaders(t *testing.T) {
 			t.Errorf("%s = %q, want %q", stream, got, want)
 		}
 	}
-	for as, shown := range map[Scope]bool{Read: false, Submit: false, Admin: true} {
-		_, body := r.do(call{path: execPath(e), as: as})
+	for as, shown := range map[ops.Scope]bool{ops.Read: false, ops.Submit: false, ops.Admin: true} {
+		_, body := r.do(call{path: e.Location(), as: as})
 		for _, word := range []string{"printf", `"cwd"`, `"env"`} {
 			if strings.Contains(string(body), word) != shown {
 				t.Errorf("exec as %s = %s, want %s shown: %t", as, body, word, shown)
@@ -271,11 +270,11 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 	m := newManager(t)
 	r := &rig{Server: &Server{store: m.Sessions.Store}, t: t}
 	r.session(id)
-	killed, err := New(Options{Tasks: m, Log: slog.New(slog.DiscardHandler)})
+	killed, err := New(Options{Engine: ops.Engine{Tasks: m}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec := execRecord{Server: killed.execs.self, Exec: Exec{ID: "0123456789ab", Session: id, State: ExecRunning, Actor: "token:ci", TraceID: traceID}}
+	rec := execRecord{Server: killed.execs.self, Exec: ops.Exec{ID: "0123456789ab", Session: id, State: ops.ExecRunning, Actor: "token:ci", TraceID: traceID}}
 	stdout, stderr, err := killed.execs.prepare(t.Context(), &rec)
 	if err != nil {
 		t.Fatal(err)
@@ -287,25 +286,25 @@ func TestLostExecHasATerminalEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // and only once
-		run := start(t, Options{Tasks: m})
-		resp, err := run.client().Get("http://localhost" + sessionsPath + "/" + id + "/events?after=" + rec.LastEvent) //nolint:noctx // a test
+		run := start(t, Options{Engine: ops.Engine{Tasks: m}})
+		resp, err := run.client().Get("http://localhost" + ops.SessionsPath + "/" + id + "/events?after=" + rec.LastEvent) //nolint:noctx // a test
 		if err != nil {
 			t.Fatal(err)
 		}
-		var p EventPage
+		var p ops.EventPage
 		err = json.NewDecoder(resp.Body).Decode(&p)
 		_ = resp.Body.Close()
 		var change ExecChange
-		if err != nil || len(p.Events) != 1 || json.Unmarshal(p.Events[0].Data, &change) != nil || change.State != ExecLost || change.Exec != rec.ID || change.Actor != "token:ci" {
-			t.Fatalf("events of the lost exec = %+v, %v, want one, exec %s of token:ci is %s", p, err, rec.ID, ExecLost)
+		if err != nil || len(p.Events) != 1 || json.Unmarshal(p.Events[0].Data, &change) != nil || change.State != ops.ExecLost || change.Exec != rec.ID || change.Actor != "token:ci" {
+			t.Fatalf("events of the lost exec = %+v, %v, want one, exec %s of token:ci is %s", p, err, rec.ID, ops.ExecLost)
 		}
 		if err := run.stop(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	e, err := killed.execs.get(id, rec.ID)
-	if err != nil || e.State != ExecLost || e.EndedAt == nil || e.Stdout.Bytes != int64(len("partial")) {
-		t.Errorf("lost exec = %+v, %v, want state %s with its end and %d bytes of stdout", e, err, ExecLost, len("partial"))
+	e, err := killed.execs.Get(id, rec.ID)
+	if err != nil || e.State != ops.ExecLost || e.EndedAt == nil || e.Stdout.Bytes != int64(len("partial")) {
+		t.Errorf("lost exec = %+v, %v, want state %s with its end and %d bytes of stdout", e, err, ops.ExecLost, len("partial"))
 	}
 }
 
@@ -314,8 +313,8 @@ func TestExecWithoutAVM(t *testing.T) {
 	r := newRig(t, Limits{Execs: 1})
 	const id = "bbbb11112222"
 	r.session(id)
-	if e := r.run(id, `{"argv":["id"]}`); e.State != ExecFailed || e.Error == nil || e.Error.Message == "" {
-		t.Errorf("exec without a VM = %+v, want state %s with an error", e, ExecFailed)
+	if e := r.run(id, `{"argv":["id"]}`); e.State != ops.ExecFailed || e.Error == nil || e.Error.Message == "" {
+		t.Errorf("exec without a VM = %+v, want state %s with an error", e, ops.ExecFailed)
 	}
 	if _, err := r.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
 		row.Phase = "stopped"
@@ -323,7 +322,7 @@ func TestExecWithoutAVM(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	c := call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}
+	c := call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}}
 	if resp, body := r.do(c); resp.StatusCode != http.StatusConflict || !strings.Contains(string(body), "agent-sessionizer start") {
 		t.Errorf("exec in a stopped session = %s %s, want %d, agent-sessionizer start", resp.Status, body, http.StatusConflict)
 	}
@@ -342,9 +341,9 @@ func TestExecsArePruned(t *testing.T) {
 	r := newRig(t, Limits{})
 	const id = "cccc11112222"
 	r.session(id)
-	var first Exec
+	var first ops.Exec
 	for i := range maxExecs + 3 {
-		rec := execRecord{Exec: Exec{ID: randomHex(6), Session: id, State: ExecExited}}
+		rec := execRecord{Exec: ops.Exec{ID: ids.New(), Session: id, State: ops.ExecExited}}
 		rec.StartedAt = rec.StartedAt.AddDate(0, 0, i)
 		if i == 0 {
 			first = rec.Exec
@@ -361,7 +360,7 @@ func TestExecsArePruned(t *testing.T) {
 	if err != nil || len(entries) != maxExecs-1 {
 		t.Errorf("execs kept = %d, %v, want %d", len(entries), err, maxExecs-1)
 	}
-	if resp, _ := r.do(call{path: execPath(first)}); resp.StatusCode != http.StatusNotFound {
+	if resp, _ := r.do(call{path: first.Location()}); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("GET of the oldest exec = %s, want %d", resp.Status, http.StatusNotFound)
 	}
 }

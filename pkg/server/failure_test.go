@@ -16,7 +16,9 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -31,7 +33,7 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	c := call{path: tasksPath + "/" + id + "/logs?follow=true", as: Read}
+	c := call{path: ops.TasksPath + "/" + id + "/logs?follow=true", as: ops.Read}
 	resp, err := r.client(c).Do(r.request(ctx, c))
 	if err != nil {
 		t.Fatal(err)
@@ -41,12 +43,12 @@ func TestRemovedTokenEndsFollowing(t *testing.T) {
 	if line, err := in.ReadString('\n'); err != nil || line != "one\n" {
 		t.Fatalf("line of the log = %q, %v, want \"one\\n\"", line, err)
 	}
-	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Read)
+	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", ops.Read)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = ws.CloseNow() }()
-	if err := r.tokens.Remove(string(Read)); err != nil {
+	if err := r.tokens.Remove(string(ops.Read)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadAll(in); err == nil {
@@ -101,7 +103,7 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	for _, path := range []string{one + "/artifacts/a", one + "/bundle"} {
 		if resp, body := r.do(call{path: path}); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("GET %s = %s %s, want %d", path, resp.Status, body, http.StatusNotFound)
@@ -121,8 +123,8 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 		}
 		_ = resp.Body.Close()
 	}
-	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec})
-	r.wordless(call{path: sessionsPath + "/" + session + "/exec/" + exec + "/logs"})
+	r.wordless(call{path: ops.SessionsPath + "/" + session + "/exec/" + exec})
+	r.wordless(call{path: ops.SessionsPath + "/" + session + "/exec/" + exec + "/logs"})
 	if err := r.execs.recordLost(t.Context()); err != nil { // the others count
 		t.Errorf("recordLost with a damaged record = %v, want nil", err)
 	}
@@ -135,7 +137,7 @@ func TestAStoreThatFails(t *testing.T) {
 	id := r.submit().ID
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	resp, next := r.sse(ctx, call{path: ops.TasksPath + "/" + id + "/events"})
 	defer resp.Body.Close()
 	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
 		t.Fatalf("first event = %v, %t, want %s", ev, ok, anchor(id, 1))
@@ -148,19 +150,19 @@ func TestAStoreThatFails(t *testing.T) {
 	if err := json.Unmarshal([]byte(ev.data), &p); !ok || err != nil || ev.name != messageProblem || p.Status < 500 || p.Last == nil || *p.Last != 1 || strings.Contains(ev.data, "sql") {
 		t.Errorf("event of a failing store = %v, %t, %v, want a server error after event 1 without the cause", ev, ok, err)
 	}
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	for _, path := range []string{
-		tasksPath, one, one + "/events", one + "/artifacts", one + "/logs", one + "/bundle", sessionsPath, sessionsPath + "/" + session, sessionsPath + "/" + session + "/events", healthPath,
+		ops.TasksPath, one, one + "/events", one + "/artifacts", one + "/logs", one + "/bundle", ops.SessionsPath, ops.SessionsPath + "/" + session, ops.SessionsPath + "/" + session + "/events", healthPath,
 	} {
 		r.wordless(call{path: path})
 	}
 	yaml := []string{"Content-Type", "application/yaml"}
-	r.wordless(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: yaml})
-	r.wordless(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: append(yaml, "Idempotency-Key", "k")})
+	r.wordless(call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: yaml})
+	r.wordless(call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: append(yaml, "Idempotency-Key", "k")})
 	r.wordless(call{method: http.MethodDelete, path: one})
 	r.wordless(call{method: http.MethodPost, path: one + "/retry"})
 	r.wordless(call{method: http.MethodPost, path: one + "/destroy"})
-	r.wordless(call{method: http.MethodPost, path: sessionsPath + "/" + session + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
+	r.wordless(call{method: http.MethodPost, path: ops.SessionsPath + "/" + session + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
 	if entries, err := os.ReadDir(r.execs.sessionDir(session)); err == nil && len(entries) > 0 {
 		t.Errorf("files of a command that was refused = %v, want none", entries)
 	}
@@ -173,12 +175,12 @@ func TestExecOnAFullDisk(t *testing.T) {
 	r := newRig(t, Limits{})
 	r.session(id)
 	checkout := r.vm(id)
-	s, err := r.Server.session(t.Context(), id)
+	s, err := r.engine.Session(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, full := range []string{"stdout", "stderr"} {
-		rec := execRecord{Server: r.execs.self, Exec: Exec{ID: randomHex(6), Session: id, State: ExecRunning}}
+		rec := execRecord{Server: r.execs.self, Exec: ops.Exec{ID: ids.New(), Session: id, State: ops.ExecRunning}}
 		if err := r.execs.add(rec.ID, func(error) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -196,9 +198,9 @@ func TestExecOnAFullDisk(t *testing.T) {
 			}
 		}
 		r.execs.run(t.Context(), s, rec, "echo out; echo err >&2; touch "+checkout+"/"+full, time.Minute, stdout, stderr)
-		e, err := r.execs.get(id, rec.ID)
-		if err != nil || e.State != ExecFailed || e.Error == nil || e.Error.Code != fail.Host.String() || e.Error.Hint == "" || e.ExitCode != nil {
-			t.Errorf("%s: exec = %+v, %v, want state %s, code %s with a hint", full, e, err, ExecFailed, fail.Host)
+		e, err := r.execs.Get(id, rec.ID)
+		if err != nil || e.State != ops.ExecFailed || e.Error == nil || e.Error.Code != fail.Host.String() || e.Error.Hint == "" || e.ExitCode != nil {
+			t.Errorf("%s: exec = %+v, %v, want state %s, code %s with a hint", full, e, err, ops.ExecFailed, fail.Host)
 		}
 		if _, err := os.Stat(filepath.Join(checkout, full)); err != nil {
 			t.Errorf("file that the command writes last: %v, want it: the command must not be interrupted", err)
@@ -215,7 +217,7 @@ func TestExecOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range r.limits.Execs + 1 {
-		resp, body := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
+		resp, body := r.do(call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}})
 		if resp.StatusCode != http.StatusServiceUnavailable {
 			t.Fatalf("exec on a full disk = %s %s, want %d", resp.Status, body, http.StatusServiceUnavailable)
 		}
@@ -229,18 +231,18 @@ func TestExecOnAFullDisk(t *testing.T) {
 func TestTokensThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	file := &Tokens{Path: filepath.Join(dir, "tokens.json")}
-	token, err := file.Add("one", Read, task.Permission{})
+	token, err := file.Add("one", ops.Read, task.Permission{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(file.Path, "tokens.json")} { // below a file that is not a directory
-		if token, err := (&Tokens{Path: path}).Add("two", Read, task.Permission{}); token != "" && err == nil || fail.CodeOf(err) != fail.Host {
+		if token, err := (&Tokens{Path: path}).Add("two", ops.Read, task.Permission{}); token != "" && err == nil || fail.CodeOf(err) != fail.Host {
 			t.Errorf("Add(two) in %s = %q, %v, want no token, code %v", path, token, err, fail.Host)
 		}
 	}
-	lock, ok, err := store.TryLock(file.Path + ".lock")
+	lock, ok, err := lockfile.Try(file.Path + ".lock")
 	if err != nil || !ok {
-		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
+		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
 	if err := file.Remove("one"); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("Remove during another change = %v, want code %v", err, fail.Conflict)

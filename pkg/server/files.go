@@ -16,14 +16,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 )
-
-// ArtifactList lists the collected and the skipped artifacts of a task.
-type ArtifactList struct {
-	Artifacts []task.Artifact `json:"artifacts" nullable:"false"`
-	Skipped   []task.Skipped  `json:"skipped" nullable:"false" doc:"Files that were left in the guest, and why."`
-}
 
 // LogQuery selects a part of a pair of logs.
 type LogQuery struct {
@@ -34,93 +29,72 @@ type LogQuery struct {
 
 type (
 	taskLogsInput struct {
-		TaskPath
+		ops.TaskPath
 		LogQuery
 	}
 	artifactInput struct {
-		TaskPath
+		ops.TaskPath
 		Name string `path:"name" doc:"Name as in the list, percent-escaped. Slashes may be literal." example:"files/report.html"`
 	}
-	artifactsOutput struct{ Body ArtifactList }
 )
 
 const textType = "text/plain; charset=utf-8"
 
 func (s *Server) fileRoutes(api huma.API) {
-	register(s, api, route{
-		id: "getTaskLogs", method: http.MethodGet, path: tasksPath + "/{id}/logs", tag: "tasks", need: Read, more: []int{404, 410, 416}, ranges: true, content: "text/plain",
-		summary: "Get the agent's output",
-		about:   "The output byte for byte, with secrets masked. `X-Log-Size` is its current size: the offset from which to continue.",
-	}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getTaskLogs", Method: http.MethodGet, Path: ops.TasksPath + "/{id}/logs", Tag: "tasks", Need: ops.Read, Errors: []int{404, 410, 416},
+		Summary: "Get the agent's output",
+		About:   "The output byte for byte, with secrets masked. `X-Log-Size` is its current size: the offset from which to continue.",
+	}, ranges: true, content: "text/plain"}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
 		sub, err := s.taskSubject(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := s.taskWithFiles(ctx, in.ID); err != nil {
+		if _, err := s.engine.TaskWithFiles(ctx, in.ID); err != nil {
 			return nil, err
 		}
 		dir := s.tasks.Dir(in.ID)
 		return s.logs(ctx, sub, in.LogQuery, dir.Stdout(), dir.Stderr())
 	})
-	register(s, api, route{
-		id: "listArtifacts", method: http.MethodGet, path: tasksPath + "/{id}/artifacts", tag: "tasks", need: Read, more: []int{404, 410},
-		summary: "List the collected artifacts of a task",
-	}, func(ctx context.Context, in *TaskPath) (*artifactsOutput, error) {
-		t, err := s.taskWithFiles(ctx, in.ID)
-		if err != nil {
-			return nil, err
-		}
-		return &artifactsOutput{ArtifactList{
-			append([]task.Artifact{}, s.tasks.Artifacts(t)...), append([]task.Skipped{}, t.Status.Skipped...),
-		}}, nil
-	})
-	register(s, api, route{
-		id: "getArtifact", method: http.MethodGet, path: tasksPath + "/{id}/artifacts/{name...}", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
-		summary: "Get an artifact",
-		about:   "Finds only names in the list. The ETag is the SHA-256 of the whole file. The file is from a guest: do not let a browser run it.",
-	}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
-		t, err := s.taskWithFiles(ctx, in.ID)
+	serve(s, api, ops.ListArtifacts)
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getArtifact", Method: http.MethodGet, Path: ops.TasksPath + "/{id}/artifacts/{name...}", Tag: "tasks", Need: ops.Read, Errors: []int{404, 410},
+		Summary: "Get an artifact",
+		About:   "Finds only names in the list. The ETag is the SHA-256 of the whole file. The file is from a guest: do not let a browser run it.",
+	}, ranges: true, content: "application/octet-stream"}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
+		t, err := s.engine.TaskWithFiles(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
 		f, err := s.tasks.OpenArtifact(t, in.Name)
 		if err != nil {
-			return nil, fail.New(fail.NotFound, "%w", err).WithHint("GET %s/%s/artifacts lists them", tasksPath, t.ID)
+			return nil, fail.New(fail.NotFound, "%w", err).WithHint("GET %s/%s/artifacts lists them", ops.TasksPath, t.ID)
 		}
 		tag := ""
-		for _, a := range s.tasks.Artifacts(t) {
+		for _, a := range t.Status.Artifacts {
 			if a.Name == in.Name {
 				tag = a.SHA256
 			}
 		}
 		return s.file(ctx, f, path.Base(in.Name), tag)
 	})
-	register(s, api, route{
-		id: "getBundle", method: http.MethodGet, path: tasksPath + "/{id}/bundle", tag: "tasks", need: Read, more: []int{404, 410}, ranges: true, content: "application/octet-stream",
-		summary: "Get the whole outbox of an ended task as one file",
-	}, func(ctx context.Context, in *TaskPath) (*bodyOutput, error) {
-		t, err := s.taskWithFiles(ctx, in.ID)
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getBundle", Method: http.MethodGet, Path: ops.TasksPath + "/{id}/bundle", Tag: "tasks", Need: ops.Read, Errors: []int{404, 410},
+		Summary: "Get the whole outbox of an ended task as one file",
+	}, ranges: true, content: "application/octet-stream"}, func(ctx context.Context, in *ops.TaskPath) (*bodyOutput, error) {
+		t, err := s.engine.TaskWithFiles(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
 		f, err := os.Open(s.tasks.Dir(t.ID).Bundle())
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fail.New(fail.NotFound, "task %s is %s and has no bundle", t.ID, t.Phase).WithHint("wait until it has ended: GET %s/%s", tasksPath, t.ID)
+			return nil, fail.New(fail.NotFound, "task %s is %s and has no bundle", t.ID, t.Phase).WithHint("wait until it has ended: GET %s/%s", ops.TasksPath, t.ID)
 		}
 		if err != nil {
 			return nil, err
 		}
 		return s.file(ctx, f, t.ID+".tar.gz", "")
 	})
-}
-
-// taskWithFiles returns a task whose logs and artifacts still exist.
-func (s *Server) taskWithFiles(ctx context.Context, id string) (task.Task, error) {
-	t, err := s.task(ctx, id)
-	if err != nil {
-		return t, err
-	}
-	return t, s.tasks.CheckFiles(t)
 }
 
 // file responds with a file that a guest may have created, as a download under the
@@ -241,7 +215,7 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 				close(over)
 				return
 			}
-			if err != nil || !st.stillAllowed(st.who, Read) {
+			if err != nil || !st.stillAllowed(st.who, ops.Read) {
 				broken = true
 				cancel()
 				return
@@ -257,7 +231,7 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 			}
 		}
 	}()
-	err := tail(ctx, name, offset, over, func(_ int64, data []byte) error {
+	err := logfile.Tail(ctx, name, offset, over, func(_ int64, data []byte) error {
 		if _, err := w.Write(data); err != nil {
 			return err
 		}

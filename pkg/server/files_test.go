@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -46,15 +47,15 @@ func TestArtifacts(t *testing.T) {
 		"files/big": bytes.Repeat([]byte("0123456789"), 100_000),
 	}
 	r.bring(id, files)
-	var list ArtifactList
-	r.get(call{path: tasksPath + "/" + id + "/artifacts", as: Read}, &list)
+	var list ops.ArtifactList
+	r.get(call{path: ops.TasksPath + "/" + id + "/artifacts", as: ops.Read}, &list)
 	if len(list.Artifacts) != len(files) || len(list.Skipped) != 1 {
 		t.Fatalf("artifacts = %+v, want %d and 1 skipped", list, len(files))
 	}
 	for _, a := range list.Artifacts {
 		for _, escaped := range []string{url.PathEscape(a.Name), (&url.URL{Path: a.Name}).EscapedPath()} {
 			escaped = strings.TrimPrefix(escaped, "./")
-			c := call{path: tasksPath + "/" + id + "/artifacts/" + escaped, as: Read}
+			c := call{path: ops.TasksPath + "/" + id + "/artifacts/" + escaped, as: ops.Read}
 			resp, body := r.do(c)
 			if resp.StatusCode != http.StatusOK || !bytes.Equal(body, files[a.Name]) {
 				t.Errorf("artifact %q as %s = %s, %d bytes, want %d, %d bytes", a.Name, escaped, resp.Status, len(body), http.StatusOK, len(files[a.Name]))
@@ -74,7 +75,7 @@ func TestArtifacts(t *testing.T) {
 			}
 		}
 	}
-	big := call{path: tasksPath + "/" + id + "/artifacts/files/big", as: Read}
+	big := call{path: ops.TasksPath + "/" + id + "/artifacts/files/big", as: ops.Read}
 	for rng, want := range map[string]string{"bytes=0-3": "0123", "bytes=999995-": "56789", "bytes=-2": "89", "bytes=12-12": "2"} {
 		big.header = []string{"Range", rng}
 		resp, body := r.do(big)
@@ -101,7 +102,7 @@ func TestArtifacts(t *testing.T) {
 	if err := os.WriteFile(r.tasks.Dir(id).Bundle(), []byte("bundle"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	resp, body := r.do(call{path: tasksPath + "/" + id + "/bundle", as: Read})
+	resp, body := r.do(call{path: ops.TasksPath + "/" + id + "/bundle", as: ops.Read})
 	if string(body) != "bundle" || !strings.Contains(resp.Header.Get("Content-Disposition"), id+".tar.gz") {
 		t.Errorf("bundle = %q, headers %v, want \"bundle\" as %s.tar.gz", body, resp.Header, id)
 	}
@@ -112,7 +113,7 @@ func TestLogs(t *testing.T) {
 	id := r.submit().ID
 	dir := r.tasks.Dir(id)
 	get := func(query, rng string) (*http.Response, string) {
-		c := call{path: tasksPath + "/" + id + "/logs" + query, as: Read}
+		c := call{path: ops.TasksPath + "/" + id + "/logs" + query, as: ops.Read}
 		if rng != "" {
 			c.header = []string{"Range", rng}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 )
 
 // Health is the server's health. It is public.
@@ -26,11 +27,11 @@ type healthOutput struct{ Body Health }
 const healthTimeout = 5 * time.Second
 
 func (s *Server) serverRoutes(api huma.API) {
-	register(s, api, route{
-		id: "getHealth", method: http.MethodGet, path: healthPath, tag: "server",
-		summary: "Check that the server works",
-		about:   "Reads the store; 503 means that this failed. Needs no token.",
-	}, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getHealth", Method: http.MethodGet, Path: healthPath, Tag: "server",
+		Summary: "Check that the server works",
+		About:   "Reads the store; 503 means that this failed. Needs no token.",
+	}}, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
 		ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 		defer cancel()
 		if _, err := s.store.TaskCounts(ctx); err != nil {
@@ -39,15 +40,15 @@ func (s *Server) serverRoutes(api huma.API) {
 		}
 		return &healthOutput{Health{"ok"}}, nil
 	})
-	register(s, api, route{
-		id: "getMetrics", method: http.MethodGet, path: "/metrics", tag: "server", need: Read, content: "text/plain",
-		summary: "Get metrics for Prometheus",
-	}, func(ctx context.Context, _ *struct{}) (*bodyOutput, error) {
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getMetrics", Method: http.MethodGet, Path: "/metrics", Tag: "server", Need: ops.Read,
+		Summary: "Get metrics for Prometheus",
+	}, content: "text/plain"}, func(ctx context.Context, _ *struct{}) (*bodyOutput, error) {
 		req := requestOf(ctx)
 		return &bodyOutput{func(huma.Context) { s.metrics.handler.ServeHTTP(req.w, req.r) }}, nil
 	})
 	static := func(id, path, kind, summary string, text func() []byte) {
-		register(s, api, route{id: id, method: http.MethodGet, path: path, tag: "server", need: Read, content: kind, object: strings.HasSuffix(kind, "+json"), summary: summary},
+		register(s, api, route{Spec: ops.Spec{ID: id, Method: http.MethodGet, Path: path, Tag: "server", Need: ops.Read, Summary: summary}, content: kind, object: strings.HasSuffix(kind, "+json")},
 			func(context.Context, *struct{}) (*bodyOutput, error) {
 				return &bodyOutput{func(ctx huma.Context) {
 					ctx.SetHeader("Content-Type", kind)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -30,12 +31,12 @@ type bad struct {
 
 // yamlCall submits a YAML manifest.
 func yamlCall(name, body string, want int, code string) bad {
-	return bad{"manifest: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml"}}, want, code}
+	return bad{"manifest: " + name, call{method: http.MethodPost, path: ops.TasksPath, body: body, header: []string{"Content-Type", "application/yaml"}}, want, code}
 }
 
 // jsonCall submits a JSON manifest.
 func jsonCall(name, body string, want int, code string) bad {
-	return bad{"JSON: " + name, call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/json"}}, want, code}
+	return bad{"JSON: " + name, call{method: http.MethodPost, path: ops.TasksPath, body: body, header: []string{"Content-Type", "application/json"}}, want, code}
 }
 
 // getCall reads a path.
@@ -139,17 +140,17 @@ func badManifests() []bad {
 
 // badMethods returns requests with a wrong body, type or method.
 func badMethods(id string) []bad {
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	return []bad{
-		bodyCall("no body", "POST", tasksPath, "", 400, codeInvalid, "Content-Type", "application/yaml"),
-		bodyCall("no Content-Type", "POST", tasksPath, manifestYAML, 415, codeMediaType),
-		bodyCall("a form", "POST", tasksPath, "a=b", 415, codeMediaType, "Content-Type", "application/x-www-form-urlencoded"),
-		bodyCall("a page's plain text", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "text/plain"),
-		bodyCall("a Content-Type that is none", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "yaml;;;"),
-		bodyCall("another charset", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml; charset=utf-16"),
-		bodyCall("a packed body", "POST", tasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml", "Content-Encoding", "gzip"),
-		bodyCall("two Content-Types", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Content-Type", "application/json"),
-		bodyCall("a body for GET", "GET", tasksPath, "x", 400, codeInvalid),
+		bodyCall("no body", "POST", ops.TasksPath, "", 400, codeInvalid, "Content-Type", "application/yaml"),
+		bodyCall("no Content-Type", "POST", ops.TasksPath, manifestYAML, 415, codeMediaType),
+		bodyCall("a form", "POST", ops.TasksPath, "a=b", 415, codeMediaType, "Content-Type", "application/x-www-form-urlencoded"),
+		bodyCall("a page's plain text", "POST", ops.TasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "text/plain"),
+		bodyCall("a Content-Type that is none", "POST", ops.TasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "yaml;;;"),
+		bodyCall("another charset", "POST", ops.TasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml; charset=utf-16"),
+		bodyCall("a packed body", "POST", ops.TasksPath, manifestYAML, 415, codeMediaType, "Content-Type", "application/yaml", "Content-Encoding", "gzip"),
+		bodyCall("two Content-Types", "POST", ops.TasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Content-Type", "application/json"),
+		bodyCall("a body for GET", "GET", ops.TasksPath, "x", 400, codeInvalid),
 		bodyCall("a body for DELETE", "DELETE", one, "x", 400, codeInvalid),
 		bodyCall("a body for retry", "POST", one+"/retry", "x", 400, codeInvalid, "Content-Type", "application/json"),
 		bodyCall("PUT", "PUT", one, "", 405, codeMethod),
@@ -157,7 +158,7 @@ func badMethods(id string) []bad {
 		bodyCall("TRACE", "TRACE", one, "", 405, codeMethod),
 		bodyCall("OPTIONS", "OPTIONS", one, "", 405, codeMethod),
 		bodyCall("a method of its own", "EXPLODE", one, "", 405, codeMethod),
-		bodyCall("DELETE of all", "DELETE", tasksPath, "", 405, codeMethod),
+		bodyCall("DELETE of all", "DELETE", ops.TasksPath, "", 405, codeMethod),
 		bodyCall("POST of one", "POST", one, "", 405, codeMethod),
 		bodyCall("HEAD of what is posted", "HEAD", one+"/retry", "", 405, ""),
 	}
@@ -165,36 +166,36 @@ func badMethods(id string) []bad {
 
 // badPaths returns requests for paths and ids that do not exist.
 func badPaths(id, session string) []bad {
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	return []bad{
 		getCall("no such path", "/nothing", 404, "NOT_FOUND"),
 		getCall("another version of the API", "/api/v2/tasks", 404, "NOT_FOUND"),
-		getCall("a slash at the end", tasksPath+"/", 404, "NOT_FOUND"),
+		getCall("a slash at the end", ops.TasksPath+"/", 404, "NOT_FOUND"),
 		getCall("two slashes", "//api/v1/tasks", 404, "NOT_FOUND"),
 		getCall("dots", "/api/v1/x/../tasks", 404, "NOT_FOUND"),
-		getCall("dots at the end", tasksPath+"/..", 404, "NOT_FOUND"),
+		getCall("dots at the end", ops.TasksPath+"/..", 404, "NOT_FOUND"),
 		getCall("a path of 9 kB", "/api/v1/"+strings.Repeat("x", 9000), 414, codeTooLarge),
-		getCall("an id that is a path", tasksPath+"/..%2f..%2fetc%2fpasswd", 404, "NOT_FOUND"),
-		getCall("an id that is a path, escaped twice", tasksPath+"/..%252f..%252fetc", 404, "NOT_FOUND"),
-		getCall("an id with backslashes", tasksPath+"/..%5c..%5cetc", 404, "NOT_FOUND"),
-		getCall("an id with a NUL", tasksPath+"/4f2a%00", 404, "NOT_FOUND"),
-		getCall("an id with line ends", tasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
-		getCall("an id in capitals", tasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
-		getCall("part of an id", tasksPath+"/"+id[:8], 404, "NOT_FOUND"),
-		getCall("an id that does not exist", tasksPath+"/000000000000", 404, "NOT_FOUND"),
-		getCall("an id with full-width digits", tasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
-		getCall("an id as SQL", tasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
-		getCall("an id of 4 kB", tasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
-		getCall("a session's id as a task's", tasksPath+"/"+session, 404, "NOT_FOUND"),
-		getCall("a task's id as a session's", sessionsPath+"/"+id, 404, "NOT_FOUND"),
-		getCall("a session's id that is a path", sessionsPath+"/..%2f"+session, 404, "NOT_FOUND"),
+		getCall("an id that is a path", ops.TasksPath+"/..%2f..%2fetc%2fpasswd", 404, "NOT_FOUND"),
+		getCall("an id that is a path, escaped twice", ops.TasksPath+"/..%252f..%252fetc", 404, "NOT_FOUND"),
+		getCall("an id with backslashes", ops.TasksPath+"/..%5c..%5cetc", 404, "NOT_FOUND"),
+		getCall("an id with a NUL", ops.TasksPath+"/4f2a%00", 404, "NOT_FOUND"),
+		getCall("an id with line ends", ops.TasksPath+"/4f2a%0d%0aX:1", 404, "NOT_FOUND"),
+		getCall("an id in capitals", ops.TasksPath+"/"+strings.ToUpper("abcdef012345"), 404, "NOT_FOUND"),
+		getCall("part of an id", ops.TasksPath+"/"+id[:8], 404, "NOT_FOUND"),
+		getCall("an id that does not exist", ops.TasksPath+"/000000000000", 404, "NOT_FOUND"),
+		getCall("an id with full-width digits", ops.TasksPath+"/%EF%BC%91%EF%BC%92%EF%BC%93%EF%BC%94", 404, "NOT_FOUND"),
+		getCall("an id as SQL", ops.TasksPath+"/'%20OR%201=1--", 404, "NOT_FOUND"),
+		getCall("an id of 4 kB", ops.TasksPath+"/"+strings.Repeat("a", 4096), 404, "NOT_FOUND"),
+		getCall("a session's id as a task's", ops.TasksPath+"/"+session, 404, "NOT_FOUND"),
+		getCall("a task's id as a session's", ops.SessionsPath+"/"+id, 404, "NOT_FOUND"),
+		getCall("a session's id that is a path", ops.SessionsPath+"/..%2f"+session, 404, "NOT_FOUND"),
 		getCall("the bundle of what has not ended", one+"/bundle", 404, "NOT_FOUND"),
 	}
 }
 
 // badArtifacts returns requests for artifacts that do not exist.
 func badArtifacts(id string) []bad {
-	artifacts := tasksPath + "/" + id + "/artifacts"
+	artifacts := ops.TasksPath + "/" + id + "/artifacts"
 	return []bad{
 		getCall("an artifact that does not exist", artifacts+"/none", 404, "NOT_FOUND"),
 		getCall("an artifact without a name", artifacts+"/", 404, "NOT_FOUND"),
@@ -217,29 +218,29 @@ func badArtifacts(id string) []bad {
 // badParameters returns lists with invalid parameters.
 func badParameters() []bad {
 	return []bad{
-		getCall("an unknown parameter", tasksPath+"?colour=blue", 422, codeInvalid),
-		getCall("a parameter twice", tasksPath+"?limit=1&limit=2", 400, codeInvalid),
-		getCall("a parameter without a value", tasksPath+"?limit=", 400, codeInvalid),
-		getCall("a query that is none", tasksPath+"?a=%zz", 400, ""),
-		getCall("a query with semicolons", tasksPath+"?limit=1;state=x", 400, codeInvalid),
-		getCall("a limit of 0", tasksPath+"?limit=0", 422, codeInvalid),
-		getCall("a limit below 0", tasksPath+"?limit=-1", 422, codeInvalid),
-		getCall("a limit over all", tasksPath+"?limit=1000000", 422, codeInvalid),
-		getCall("a limit over 64 bits", tasksPath+"?limit=99999999999999999999", 422, codeInvalid),
-		getCall("a limit in words", tasksPath+"?limit=many", 422, codeInvalid),
-		getCall("a limit in hex", tasksPath+"?limit=0x10", 422, codeInvalid),
-		getCall("a state that is none", tasksPath+"?state=DONE", 400, "USAGE"),
-		getCall("a state and nothing", tasksPath+"?state=RUNNING,", 400, "USAGE"),
-		getCall("a label without a key", tasksPath+"?label==x", 400, "USAGE"),
-		getCall("a label without a value", tasksPath+"?label=x", 400, "USAGE"),
-		getCall("a page after an unknown id", tasksPath+"?after=000000000000", 404, "NOT_FOUND"),
-		getCall("a page after an invalid id", tasksPath+"?after=../..", 400, "USAGE"),
+		getCall("an unknown parameter", ops.TasksPath+"?colour=blue", 422, codeInvalid),
+		getCall("a parameter twice", ops.TasksPath+"?limit=1&limit=2", 400, codeInvalid),
+		getCall("a parameter without a value", ops.TasksPath+"?limit=", 400, codeInvalid),
+		getCall("a query that is none", ops.TasksPath+"?a=%zz", 400, ""),
+		getCall("a query with semicolons", ops.TasksPath+"?limit=1;state=x", 400, codeInvalid),
+		getCall("a limit of 0", ops.TasksPath+"?limit=0", 422, codeInvalid),
+		getCall("a limit below 0", ops.TasksPath+"?limit=-1", 422, codeInvalid),
+		getCall("a limit over all", ops.TasksPath+"?limit=1000000", 422, codeInvalid),
+		getCall("a limit over 64 bits", ops.TasksPath+"?limit=99999999999999999999", 422, codeInvalid),
+		getCall("a limit in words", ops.TasksPath+"?limit=many", 422, codeInvalid),
+		getCall("a limit in hex", ops.TasksPath+"?limit=0x10", 422, codeInvalid),
+		getCall("a state that is none", ops.TasksPath+"?state=DONE", 400, "USAGE"),
+		getCall("a state and nothing", ops.TasksPath+"?state=RUNNING,", 400, "USAGE"),
+		getCall("a label without a key", ops.TasksPath+"?label==x", 400, "USAGE"),
+		getCall("a label without a value", ops.TasksPath+"?label=x", 400, "USAGE"),
+		getCall("a page after an unknown id", ops.TasksPath+"?after=000000000000", 404, "NOT_FOUND"),
+		getCall("a page after an invalid id", ops.TasksPath+"?after=../..", 400, "USAGE"),
 	}
 }
 
 // badAnchors returns event requests with invalid anchors.
 func badAnchors(id, session, gone string) []bad {
-	events := tasksPath + "/" + id + "/events"
+	events := ops.TasksPath + "/" + id + "/events"
 	return []bad{
 		getCall("an anchor in words", events+"?after=now", 400, codeAnchor),
 		getCall("an anchor below 0", events+"?after=-1", 400, codeAnchor),
@@ -255,20 +256,20 @@ func badAnchors(id, session, gone string) []bad {
 		getCall("an anchor of a path", events+"?after=../1", 400, codeAnchor),
 		getCall("an anchor without a sequence", events+"?after="+id+"/", 400, codeAnchor),
 		getCall("an anchor with two", events+"?after="+id+"/1/2", 400, codeAnchor),
-		getCall("an anchor that expired", tasksPath+"/"+gone+"/events?after=1", 410, codeExpired),
-		getCall("the beginning, which expired", tasksPath+"/"+gone+"/events", 410, codeExpired),
-		getCall("a stream after what expired", tasksPath+"/"+gone+"/events", 410, codeExpired, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
+		getCall("an anchor that expired", ops.TasksPath+"/"+gone+"/events?after=1", 410, codeExpired),
+		getCall("the beginning, which expired", ops.TasksPath+"/"+gone+"/events", 410, codeExpired),
+		getCall("a stream after what expired", ops.TasksPath+"/"+gone+"/events", 410, codeExpired, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
 		getCall("a stream after the future", events, 400, codeAnchorFuture, "Accept", "text/event-stream", "Last-Event-ID", id+"/77"),
 		getCall("a stream after another's", events, 400, codeAnchorForeign, "Accept", "text/event-stream", "Last-Event-ID", gone+"/1"),
 		getCall("two anchors in headers", events, 400, codeInvalid, "Last-Event-ID", "1", "Last-Event-ID", "2"),
-		getCall("events of an unknown task", tasksPath+"/000000000000/events", 404, "NOT_FOUND"),
+		getCall("events of an unknown task", ops.TasksPath+"/000000000000/events", 404, "NOT_FOUND"),
 		getCall("a page of too many events", events+"?limit=5000", 422, codeInvalid),
 	}
 }
 
 // badLogs returns log requests with invalid ranges.
 func badLogs(id string) []bad {
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	return []bad{
 		getCall("a log that is none", one+"/logs?stream=keeper", 422, codeInvalid),
 		getCall("a log's path", one+"/logs?stream=../keeper.log", 422, codeInvalid),
@@ -297,45 +298,45 @@ func badWebSockets(id string) []bad {
 // badHeaders returns requests with forbidden or invalid headers.
 func badHeaders() []bad {
 	return []bad{
-		getCall("another name for us", tasksPath, 403, codeForbidden, "Host", "evil.example"),
-		getCall("another name for us, with the port", tasksPath, 403, codeForbidden, "Host", "evil.example:80"),
-		getCall("the right name, another port", tasksPath, 403, codeForbidden, "Host", "localhost:1"),
-		getCall("a name that begins like ours", tasksPath, 403, codeForbidden, "Host", "127.0.0.1.evil.example"),
-		getCall("another site's page", tasksPath, 403, codeForbidden, "Origin", "https://evil.example"),
-		getCall("a page of a file", tasksPath, 403, codeForbidden, "Origin", "null"),
-		getCall("a page of another port", tasksPath, 403, codeForbidden, "Origin", "http://127.0.0.1:1"),
-		getCall("two origins", tasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
-		getCall("what a browser says of a page", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
-		getCall("what a browser says of a neighbour", tasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
-		bodyCall("a key of 300 bytes", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", strings.Repeat("k", 300)),
-		bodyCall("a key with a space", "POST", tasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a b"),
-		bodyCall("two keys", "POST", tasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a", "Idempotency-Key", "b"),
-		getCall("two trace ids", tasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
+		getCall("another name for us", ops.TasksPath, 403, codeForbidden, "Host", "evil.example"),
+		getCall("another name for us, with the port", ops.TasksPath, 403, codeForbidden, "Host", "evil.example:80"),
+		getCall("the right name, another port", ops.TasksPath, 403, codeForbidden, "Host", "localhost:1"),
+		getCall("a name that begins like ours", ops.TasksPath, 403, codeForbidden, "Host", "127.0.0.1.evil.example"),
+		getCall("another site's page", ops.TasksPath, 403, codeForbidden, "Origin", "https://evil.example"),
+		getCall("a page of a file", ops.TasksPath, 403, codeForbidden, "Origin", "null"),
+		getCall("a page of another port", ops.TasksPath, 403, codeForbidden, "Origin", "http://127.0.0.1:1"),
+		getCall("two origins", ops.TasksPath, 400, codeInvalid, "Origin", "null", "Origin", "null"),
+		getCall("what a browser says of a page", ops.TasksPath, 403, codeForbidden, "Sec-Fetch-Site", "cross-site"),
+		getCall("what a browser says of a neighbour", ops.TasksPath, 403, codeForbidden, "Sec-Fetch-Site", "same-site"),
+		bodyCall("a key of 300 bytes", "POST", ops.TasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", strings.Repeat("k", 300)),
+		bodyCall("a key with a space", "POST", ops.TasksPath, manifestYAML, 422, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a b"),
+		bodyCall("two keys", "POST", ops.TasksPath, manifestYAML, 400, codeInvalid, "Content-Type", "application/yaml", "Idempotency-Key", "a", "Idempotency-Key", "b"),
+		getCall("two trace ids", ops.TasksPath, 400, codeInvalid, "X-Trace-Id", "a", "X-Trace-Id", "b"),
 	}
 }
 
 // badTokens returns requests without a token or beyond its scope.
 func badTokens(id, session string) []bad {
-	one := tasksPath + "/" + id
-	exec := sessionsPath + "/" + session + "/exec"
+	one := ops.TasksPath + "/" + id
+	exec := ops.SessionsPath + "/" + session + "/exec"
 	return []bad{
-		{"no token", call{path: tasksPath, as: "-"}, 401, codeUnauthorized},
-		{"an unknown token", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer asz_unknown"}}, 401, codeUnauthorized},
-		{"a token of another kind", call{path: tasksPath, as: "-", header: []string{"Authorization", "Basic YTpi"}}, 401, codeUnauthorized},
-		{"a token of nothing", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer "}}, 401, codeUnauthorized},
-		{"a token of 10 kB", call{path: tasksPath, as: "-", header: []string{"Authorization", "Bearer " + strings.Repeat("a", 10_000)}}, 401, codeUnauthorized},
-		{"two tokens", call{path: tasksPath, header: []string{"Authorization", "Bearer asz_unknown", "Authorization", "Bearer asz_unknown"}, as: "-"}, 400, codeInvalid},
-		{"a token in the query", call{path: tasksPath + "?access_token=x", as: "-"}, 401, codeUnauthorized},
-		{"a token in a cookie", call{path: tasksPath, as: "-", header: []string{"Cookie", "token=x"}}, 401, codeUnauthorized},
-		{"submit with read", call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: Read}, 403, codeForbidden},
-		{"cancel with read", call{method: http.MethodDelete, path: one, as: Read}, 403, codeForbidden},
-		{"exec with submit", call{method: http.MethodPost, path: exec, body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}, as: Submit}, 403, codeForbidden},
+		{"no token", call{path: ops.TasksPath, as: "-"}, 401, codeUnauthorized},
+		{"an unknown token", call{path: ops.TasksPath, as: "-", header: []string{"Authorization", "Bearer asz_unknown"}}, 401, codeUnauthorized},
+		{"a token of another kind", call{path: ops.TasksPath, as: "-", header: []string{"Authorization", "Basic YTpi"}}, 401, codeUnauthorized},
+		{"a token of nothing", call{path: ops.TasksPath, as: "-", header: []string{"Authorization", "Bearer "}}, 401, codeUnauthorized},
+		{"a token of 10 kB", call{path: ops.TasksPath, as: "-", header: []string{"Authorization", "Bearer " + strings.Repeat("a", 10_000)}}, 401, codeUnauthorized},
+		{"two tokens", call{path: ops.TasksPath, header: []string{"Authorization", "Bearer asz_unknown", "Authorization", "Bearer asz_unknown"}, as: "-"}, 400, codeInvalid},
+		{"a token in the query", call{path: ops.TasksPath + "?access_token=x", as: "-"}, 401, codeUnauthorized},
+		{"a token in a cookie", call{path: ops.TasksPath, as: "-", header: []string{"Cookie", "token=x"}}, 401, codeUnauthorized},
+		{"submit with read", call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}, as: ops.Read}, 403, codeForbidden},
+		{"cancel with read", call{method: http.MethodDelete, path: one, as: ops.Read}, 403, codeForbidden},
+		{"exec with submit", call{method: http.MethodPost, path: exec, body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json"}, as: ops.Submit}, 403, codeForbidden},
 	}
 }
 
 // badExecs returns invalid commands for a session.
 func badExecs(session string) (all []bad) {
-	exec := sessionsPath + "/" + session + "/exec"
+	exec := ops.SessionsPath + "/" + session + "/exec"
 	for name, body := range map[string]string{
 		"nothing": `{}`, "both": `{"argv":["a"],"command":"b"}`, "a text as argv": `{"argv":"id"}`, "no argv": `{"argv":[]}`, "an empty program": `{"argv":[""]}`,
 		"numbers as argv": `{"argv":[1]}`, "a NUL": `{"argv":["a\u0000b"]}`, "an unknown key": `{"argv":["a"],"sudo":true}`, "a time that is none": `{"argv":["a"],"timeout":"soon"}`,
@@ -353,7 +354,7 @@ func badExecs(session string) (all []bad) {
 	}
 	return append(all,
 		bodyCall("exec: YAML", "POST", exec, "argv: [id]", 415, codeMediaType, "Content-Type", "application/yaml"),
-		bodyCall("exec: in an unknown session", "POST", sessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
+		bodyCall("exec: in an unknown session", "POST", ops.SessionsPath+"/000000000000/exec", `{"argv":["id"]}`, 404, "NOT_FOUND", "Content-Type", "application/json"),
 		getCall("exec: another's id", exec+"/..%2f..%2f", 404, "NOT_FOUND"),
 		getCall("exec: no such", exec+"/000000000000", 404, "NOT_FOUND"),
 		getCall("exec: logs of no such", exec+"/000000000000/logs", 404, "NOT_FOUND"),
@@ -458,8 +459,8 @@ func TestBadBytes(t *testing.T) {
 	r := newRig(t, Limits{Header: 2 * time.Second, Body: 2 * time.Second, Failures: 1000})
 	r.submit()
 	before := r.snapshot()
-	auth := "Host: " + r.addr + "\r\nAuthorization: Bearer " + r.token[Admin] + "\r\n"
-	post := "POST " + tasksPath + " HTTP/1.1\r\n" + auth + "Content-Type: application/yaml\r\n"
+	auth := "Host: " + r.addr + "\r\nAuthorization: Bearer " + r.token[ops.Admin] + "\r\n"
+	post := "POST " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "Content-Type: application/yaml\r\n"
 	for _, c := range []struct {
 		name, bytes string
 		want        []int // 0 means that the connection is closed without a response
@@ -467,17 +468,17 @@ func TestBadBytes(t *testing.T) {
 		{"not HTTP", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", []int{400}},
 		{"an empty line and no end", "\r\n", []int{0, 400}},
 		{"a version of its own", "GET / HTTP/9.9\r\n" + auth + "\r\n", []int{505}},
-		{"no Host", "GET " + tasksPath + " HTTP/1.1\r\n\r\n", []int{400}},
-		{"two Hosts", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "Host: evil.example\r\n\r\n", []int{400}},
+		{"no Host", "GET " + ops.TasksPath + " HTTP/1.1\r\n\r\n", []int{400}},
+		{"two Hosts", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "Host: evil.example\r\n\r\n", []int{400}},
 		{"a proxy's request", "GET http://evil.example/api/v1/tasks HTTP/1.1\r\n" + auth + "\r\n", []int{400}},
 		{"CONNECT", "CONNECT evil.example:443 HTTP/1.1\r\n" + auth + "\r\n", []int{400, 403}},
 		{"a star", "OPTIONS * HTTP/1.1\r\n" + auth + "\r\n", []int{200, 400, 405}},
-		{"a header with a space in its name", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X Y: z\r\n\r\n", []int{400}},
-		{"a header over lines", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: z\r\n continued\r\n\r\n", []int{200, 400}},
-		{"a header with a NUL", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\x00b\r\n\r\n", []int{400}},
-		{"a header with a bare CR", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\rSet-Cookie: b\r\n\r\n", []int{400}},
-		{"a huge header", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: " + strings.Repeat("a", 64<<10) + "\r\n\r\n", []int{431}},
-		{"a thousand headers", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + strings.Repeat("X-Y: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n", 1000) + "\r\n", []int{431}},
+		{"a header with a space in its name", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X Y: z\r\n\r\n", []int{400}},
+		{"a header over lines", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X-Y: z\r\n continued\r\n\r\n", []int{200, 400}},
+		{"a header with a NUL", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\x00b\r\n\r\n", []int{400}},
+		{"a header with a bare CR", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X-Y: a\rSet-Cookie: b\r\n\r\n", []int{400}},
+		{"a huge header", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X-Y: " + strings.Repeat("a", 64<<10) + "\r\n\r\n", []int{431}},
+		{"a thousand headers", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + strings.Repeat("X-Y: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n", 1000) + "\r\n", []int{431}},
 		{"two lengths", post + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", []int{400}},
 		{"a length below 0", post + "Content-Length: -1\r\n\r\n", []int{400}},
 		{"a length in words", post + "Content-Length: many\r\n\r\n", []int{400}},
@@ -491,7 +492,7 @@ func TestBadBytes(t *testing.T) {
 		{"a chunk with a long extension", post + "Transfer-Encoding: chunked\r\n\r\n1;" + strings.Repeat("x", 64<<10) + "\r\na\r\n0\r\n\r\n", []int{400}},
 		{"chunks over the bounds", post + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("10000\r\n"+strings.Repeat("#", 0x10000)+"\r\n", 20) + "0\r\n\r\n", []int{413}},
 		{"one-byte chunks", post + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\n#\r\n", 20_000) + "0\r\n\r\n", []int{400}},
-		{"a slow header", "GET " + tasksPath + " HTTP/1.1\r\n" + auth + "X-Y: ", []int{0, 408}},
+		{"a slow header", "GET " + ops.TasksPath + " HTTP/1.1\r\n" + auth + "X-Y: ", []int{0, 408}},
 		{"a slow body", post + "Content-Length: 100\r\n\r\nversion:", []int{408}},
 		{"a slow chunk", post + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", []int{408}},
 		{"what is expected and is none", post + "Content-Length: 4\r\nExpect: the-unexpected\r\n\r\nabcd", []int{417}},
@@ -528,7 +529,7 @@ func TestBadBytes(t *testing.T) {
 	// The server still works.
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	resp, err := r.client(call{}).Do(r.request(ctx, call{path: tasksPath}))
+	resp, err := r.client(call{}).Do(r.request(ctx, call{path: ops.TasksPath}))
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("GET after bad bytes = %v, %v, want status %d", resp, err, http.StatusOK)
 	}
@@ -540,7 +541,7 @@ func TestBadBytes(t *testing.T) {
 func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	r := newRig(t, Limits{Failures: 1000})
 	head := func(token string) string {
-		return "POST " + tasksPath + " HTTP/1.1\r\nHost: " + r.addr + "\r\nAuthorization: Bearer " + token + "\r\nContent-Type: application/yaml\r\n"
+		return "POST " + ops.TasksPath + " HTTP/1.1\r\nHost: " + r.addr + "\r\nAuthorization: Bearer " + token + "\r\nContent-Type: application/yaml\r\n"
 	}
 	const piece = 1 << 20
 	block := []byte(strings.Repeat("#", piece))
@@ -555,7 +556,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 	}
 	chunked := func(n int) func(io.Writer) error {
 		return func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "%sTransfer-Encoding: chunked\r\n\r\n", head(r.token[Submit]))
+			_, err := fmt.Fprintf(w, "%sTransfer-Encoding: chunked\r\n\r\n", head(r.token[ops.Submit]))
 			for i := 0; i < n && err == nil; i++ {
 				_, err = fmt.Fprintf(w, "%x\r\n%s\r\n", piece, block)
 			}
@@ -569,7 +570,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 		write func(io.Writer) error
 		want  int
 	}{
-		"2 MiB": {sized(2, r.token[Submit]), 413}, "20 MiB": {sized(20, r.token[Submit]), 413}, "100 MiB": {sized(100, r.token[Submit]), 413},
+		"2 MiB": {sized(2, r.token[ops.Submit]), 413}, "20 MiB": {sized(20, r.token[ops.Submit]), 413}, "100 MiB": {sized(100, r.token[ops.Submit]), 413},
 		"20 MiB in chunks": {chunked(20), 413}, "a wrong token": {sized(1, "unknown"), 401},
 	} {
 		for _, network := range []string{"tcp", "unix"} {
@@ -607,7 +608,7 @@ func TestAnswerToABodyThatIsNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := fmt.Fprintf(conn, "%sContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", head(r.token[Submit]), 20*piece); err != nil {
+	if _, err := fmt.Fprintf(conn, "%sContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", head(r.token[ops.Submit]), 20*piece); err != nil {
 		t.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)

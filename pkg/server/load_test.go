@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -35,7 +36,7 @@ func TestManySubmitAtOnce(t *testing.T) {
 	for range clients {
 		all.Go(func() {
 			for range tasks / clients {
-				req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+tasksPath, strings.NewReader(manifestYAML))
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+ops.TasksPath, strings.NewReader(manifestYAML))
 				if err != nil {
 					t.Error(err)
 					return
@@ -47,7 +48,7 @@ func TestManySubmitAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				var made TaskAnswer
+				var made ops.TaskAnswer
 				err = json.NewDecoder(resp.Body).Decode(&made)
 				_ = resp.Body.Close()
 				if err != nil || resp.StatusCode != http.StatusAccepted {

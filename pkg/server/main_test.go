@@ -24,25 +24,17 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain makes this test binary also act as a fake VM's process.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
-		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(reexec.Run(m))
-}
+func TestMain(m *testing.M) { testenv.Main(m, testenv.Commands{"fake-vm": fake.Main}) }
 
 // deadline bounds waits for events that must happen, even on a slow machine.
 const deadline = 2 * time.Minute
@@ -58,13 +50,7 @@ agent: {kind: command, command: [make, test]}
 // only the test changes a task.
 func newManager(t *testing.T) *task.Manager {
 	t.Helper()
-	// Not t.TempDir, whose length depends on the test's name: a socket's path must
-	// be short.
-	dir, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	c, err := config.Load(config.Paths{
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"),
 		Data: filepath.Join(dir, "data"), Cache: filepath.Join(dir, "cache"), LimaHome: filepath.Join(dir, "vms"),
@@ -96,7 +82,7 @@ type rig struct {
 	t      *testing.T
 	addr   string // of the endpoint for tokens
 	socket string
-	token  map[Scope]string
+	token  map[ops.Scope]string
 	log    *safeBuffer
 }
 
@@ -121,12 +107,12 @@ func newRig(t *testing.T, limits Limits) *rig {
 	t.Helper()
 	log := &safeBuffer{}
 	m := newManager(t)
-	s, err := New(Options{Tasks: m, Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Limits: limits})
+	s, err := New(Options{Engine: ops.Engine{Tasks: m}, Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Limits: limits})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Server: s, t: t, token: map[Scope]string{}, socket: Socket(m.Sessions.Config.Paths.State), log: log}
-	for _, scope := range Scopes() {
+	r := &rig{Server: s, t: t, token: map[ops.Scope]string{}, socket: Socket(m.Sessions.Config.Paths.State), log: log}
+	for _, scope := range ops.Scopes() {
 		if r.token[scope], err = s.tokens.Add(string(scope), scope, task.Permission{Repositories: []string{"github.com/acme/app"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -213,8 +199,8 @@ func (r *rig) append(subject string, n int) {
 // call is a request of a client with a token.
 type call struct {
 	method, path, body string
-	header             []string // names and values
-	as                 Scope    // "" means Admin; "-" means no token
+	header             []string  // names and values
+	as                 ops.Scope // "" means Admin; "-" means no token
 	socket             bool
 }
 
@@ -239,7 +225,7 @@ func (r *rig) request(ctx context.Context, c call) *http.Request {
 		req.Header.Add(c.header[i], c.header[i+1])
 	}
 	if c.as == "" {
-		c.as = Admin
+		c.as = ops.Admin
 	}
 	if c.as != "-" && !c.socket {
 		req.Header.Set("Authorization", "Bearer "+r.token[c.as])
@@ -394,22 +380,6 @@ func (s *schemas) operation(method, path string) (op map[string]any, pointer str
 		}
 	}
 	return nil, ""
-}
-
-// eventually polls until ok returns true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), deadline)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %v", what, deadline)
-		}
-	}
 }
 
 // session creates a session that is ready, without a VM.

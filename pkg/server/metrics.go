@@ -17,6 +17,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -126,12 +127,12 @@ func (m *metrics) stream(kind string) (gone func()) {
 	return m.open.WithLabelValues(kind).Dec
 }
 
-func (m *metrics) command(e Exec) {
+func (m *metrics) command(e ops.Exec) {
 	result := "failure"
 	switch {
-	case e.State == ExecExited && e.ExitCode != nil && *e.ExitCode == 0:
+	case e.State == ops.ExecExited && e.ExitCode != nil && *e.ExitCode == 0:
 		result = "success"
-	case e.State == ExecTimeout, e.State == ExecCancelled:
+	case e.State == ops.ExecTimeout, e.State == ops.ExecCancelled:
 		result = string(e.State)
 	}
 	m.commands.WithLabelValues(result).Inc()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -22,7 +23,7 @@ var sample = regexp.MustCompile(`(?m)^([a-z_]+(?:\{.*\})?) ([0-9.e+-]+)$`)
 
 func (r *rig) metricsNow() map[string]string {
 	r.t.Helper()
-	_, body := r.do(call{path: "/metrics", as: Read})
+	_, body := r.do(call{path: "/metrics", as: ops.Read})
 	all := map[string]string{}
 	for _, m := range sample.FindAllStringSubmatch(string(body), -1) {
 		all[m[1]] = m[2]
@@ -47,7 +48,7 @@ func TestMetrics(t *testing.T) {
 		f.Outcome = &task.Outcome{Result: task.Success}
 	})
 	quick := r.submit().ID // created and ended between two calls
-	r.do(call{method: "DELETE", path: tasksPath + "/" + quick})
+	r.do(call{method: "DELETE", path: ops.TasksPath + "/" + quick})
 	for range 2 { // counted tasks are not counted again
 		if err := r.metrics.countEnded(t.Context()); err != nil {
 			t.Fatal(err)
@@ -90,7 +91,7 @@ func TestMetrics(t *testing.T) {
 
 func TestMetricsAreCleanForPromtool(t *testing.T) {
 	r := newRig(t, Limits{})
-	r.do(call{path: tasksPath})
+	r.do(call{path: ops.TasksPath})
 	_, body := r.do(call{path: "/metrics"})
 	problems, err := promlint.New(bytes.NewReader(body)).Lint()
 	if err != nil || len(problems) > 0 {
@@ -103,7 +104,7 @@ func TestMetricsAreCleanForPromtool(t *testing.T) {
 
 func TestAgenticNames(t *testing.T) {
 	m := newManager(t)
-	run := start(t, Options{Tasks: m, Agentic: true})
+	run := start(t, Options{Engine: ops.Engine{Tasks: m}, Agentic: true})
 	resp, err := run.client().Get("http://localhost/metrics") //nolint:noctx // a test
 	if err != nil {
 		t.Fatal(err)

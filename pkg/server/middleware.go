@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
@@ -30,10 +30,8 @@ type middleware struct {
 
 // principal is the authenticated client.
 type principal struct {
-	Name  string // for the audit log: "user:me", "token:ci"
-	Scope Scope
-	token string           // digest of the token; "" for the socket
-	may   *task.Permission // what the client may submit; nil for everything
+	ops.Caller
+	token string // digest of the token; "" for the socket
 }
 
 // request gives handlers access to the underlying HTTP request.
@@ -156,11 +154,11 @@ func (g *middleware) origin(req *request) *Problem {
 // login authenticates the client.
 func (g *middleware) login(req *request) *Problem {
 	if g.own {
-		req.who = principal{Name: g.user, Scope: Admin}
+		req.who = principal{Caller: ops.Caller{Name: g.user, Scope: ops.Admin}}
 		return nil
 	}
 	if req.r.URL.Path == healthPath {
-		req.who = principal{Name: "anonymous"}
+		req.who = principal{Caller: ops.Caller{Name: "anonymous"}}
 		return nil
 	}
 	const hint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read creates one"
@@ -197,21 +195,21 @@ func (g *middleware) login(req *request) *Problem {
 	if !ok {
 		return denied("unknown token")
 	}
-	req.who = principal{Name: "token:" + t.Name, Scope: t.Scope, token: t.SHA256}
-	if !t.Scope.allows(Admin) {
-		req.who.may = &t.Permission
+	req.who = principal{Caller: ops.Caller{Name: "token:" + t.Name, Scope: t.Scope}, token: t.SHA256}
+	if !t.Scope.Allows(ops.Admin) {
+		req.who.Permission = &t.Permission
 	}
 	return nil
 }
 
 // stillAllowed reports whether who may still perform operations that need that scope:
 // tokens may have been removed.
-func (s *Server) stillAllowed(who principal, need Scope) bool {
+func (s *Server) stillAllowed(who principal, need ops.Scope) bool {
 	if who.token == "" {
-		return who.Scope.allows(need)
+		return who.Scope.Allows(need)
 	}
 	all, err := s.tokens.List()
-	return err == nil && slices.ContainsFunc(all, func(t Token) bool { return t.SHA256 == who.token && t.Scope.allows(need) })
+	return err == nil && slices.ContainsFunc(all, func(t Token) bool { return t.SHA256 == who.token && t.Scope.Allows(need) })
 }
 
 // body reads the request body into memory, so that handlers never wait for the

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
@@ -18,41 +19,41 @@ import (
 // refused.
 func TestIdempotencyKey(t *testing.T) {
 	r := newRig(t, Limits{})
-	post := func(key, body string, as Scope) (*http.Response, []byte) {
+	post := func(key, body string, as ops.Scope) (*http.Response, []byte) {
 		t.Helper()
-		return r.do(call{method: http.MethodPost, path: tasksPath, body: body, header: []string{"Content-Type", "application/yaml", "Idempotency-Key", key}, as: as})
+		return r.do(call{method: http.MethodPost, path: ops.TasksPath, body: body, header: []string{"Content-Type", "application/yaml", "Idempotency-Key", key}, as: as})
 	}
-	first, answer := post("one", manifestYAML, Submit)
-	var made TaskAnswer
+	first, answer := post("one", manifestYAML, ops.Submit)
+	var made ops.TaskAnswer
 	if err := json.Unmarshal(answer, &made); err != nil || first.StatusCode != http.StatusAccepted || made.TaskID != made.ID || !made.Accepted {
 		t.Fatalf("first submit = %s %s, %v, want %d, accepted", first.Status, answer, err, http.StatusAccepted)
 	}
 	r.move(made.ID, task.Failed, func(f *task.Status) { f.Attempt = 3 }) // the response is that of the acceptance
-	again, err := New(Options{Tasks: r.tasks, Log: slog.New(slog.DiscardHandler)})
+	again, err := New(Options{Engine: ops.Engine{Tasks: r.tasks}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range []*Server{r.Server, again} { // as after a restart: the state is in the store
 		r.Server = s
-		resp, body := post("one", manifestYAML, Submit)
+		resp, body := post("one", manifestYAML, ops.Submit)
 		if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != first.Header.Get("Location") || !bytes.Equal(body, answer) {
 			t.Errorf("second submit with the same key = %s %s, want the first answer %s", resp.Status, body, answer)
 		}
 	}
-	resp, body := post("one", manifestYAML+"# other\n", Submit)
+	resp, body := post("one", manifestYAML+"# other\n", ops.Submit)
 	if resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(string(body), codeKeyReused) {
 		t.Errorf("same key with another body = %s %s, want %d, %s", resp.Status, body, http.StatusUnprocessableEntity, codeKeyReused)
 	}
-	if resp, body := r.do(call{method: http.MethodPost, path: tasksPath + "/" + made.ID + "/retry", header: []string{"Idempotency-Key", "one"}, as: Submit}); resp.StatusCode != http.StatusUnprocessableEntity {
+	if resp, body := r.do(call{method: http.MethodPost, path: ops.TasksPath + "/" + made.ID + "/retry", header: []string{"Idempotency-Key", "one"}, as: ops.Submit}); resp.StatusCode != http.StatusUnprocessableEntity {
 		t.Errorf("same key on another route = %s %s, want %d", resp.Status, body, http.StatusUnprocessableEntity)
 	}
-	if _, body := post("one", manifestYAML, Admin); bytes.Contains(body, []byte(made.ID)) {
+	if _, body := post("one", manifestYAML, ops.Admin); bytes.Contains(body, []byte(made.ID)) {
 		t.Errorf("same key of another client = %s, want another task than %s", body, made.ID)
 	}
-	if resp, _ := post("bad", "nonsense", Submit); resp.StatusCode != http.StatusBadRequest {
+	if resp, _ := post("bad", "nonsense", ops.Submit); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("submit of a bad manifest = %s, want %d", resp.Status, http.StatusBadRequest)
 	}
-	if resp, body := post("bad", manifestYAML, Submit); resp.StatusCode != http.StatusAccepted {
+	if resp, body := post("bad", manifestYAML, ops.Submit); resp.StatusCode != http.StatusAccepted {
 		t.Errorf("key of a refused request = %s %s, want %d", resp.Status, body, http.StatusAccepted)
 	}
 
@@ -61,7 +62,7 @@ func TestIdempotencyKey(t *testing.T) {
 	locations := make([]string, 8)
 	for i := range locations {
 		all.Go(func() {
-			resp, _ := post("many", manifestYAML, Submit)
+			resp, _ := post("many", manifestYAML, ops.Submit)
 			locations[i] = resp.Header.Get("Location")
 		})
 	}
@@ -74,7 +75,7 @@ func TestIdempotencyKey(t *testing.T) {
 
 	// If serve was killed between recording the key and creating the task, the
 	// repetition creates it.
-	_, lost := post("lost", manifestYAML, Submit)
+	_, lost := post("lost", manifestYAML, ops.Submit)
 	if err := json.Unmarshal(lost, &made); err != nil {
 		t.Fatal(err)
 	}
@@ -86,16 +87,16 @@ func TestIdempotencyKey(t *testing.T) {
 	if _, err := r.store.Reserve(t.Context(), kept); err != nil {
 		t.Fatal(err)
 	}
-	resp, body = post("reserved", manifestYAML, Submit)
-	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != tasksPath+"/0123456789ab" {
+	resp, body = post("reserved", manifestYAML, ops.Submit)
+	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Location") != ops.TasksPath+"/0123456789ab" {
 		t.Errorf("submit with a reserved key = %s %s, Location %q, want %d, task 0123456789ab", resp.Status, body, resp.Header.Get("Location"), http.StatusAccepted)
 	}
 
 	// The same holds for a retry.
 	var ids []string
 	for range 2 {
-		var retried TaskAnswer
-		r.get(call{method: http.MethodPost, path: strings.TrimPrefix(first.Header.Get("Location"), "") + "/retry", header: []string{"Idempotency-Key", "retry"}, as: Submit}, &retried)
+		var retried ops.TaskAnswer
+		r.get(call{method: http.MethodPost, path: strings.TrimPrefix(first.Header.Get("Location"), "") + "/retry", header: []string{"Idempotency-Key", "retry"}, as: ops.Submit}, &retried)
 		ids = append(ids, retried.TaskID)
 	}
 	if ids[0] == "" || ids[0] != ids[1] {
@@ -108,10 +109,10 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 	r := newRig(t, Limits{})
 	r.session(id)
 	r.vm(id)
-	post := func(key, body string) (*http.Response, Exec) {
+	post := func(key, body string) (*http.Response, ops.Exec) {
 		t.Helper()
-		resp, text := r.do(call{method: http.MethodPost, path: sessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json", "Idempotency-Key", key}})
-		var e Exec
+		resp, text := r.do(call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: body, header: []string{"Content-Type", "application/json", "Idempotency-Key", key}})
+		var e ops.Exec
 		if err := json.Unmarshal(text, &e); err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +124,7 @@ func TestIdempotencyKeyOfExec(t *testing.T) {
 		t.Fatalf("exec = %s, want %d", resp.Status, http.StatusAccepted)
 	}
 	r.awaitExec(e)
-	if resp, again := post("one", body); resp.StatusCode != http.StatusAccepted || again.ID != e.ID || resp.Header.Get("Location") != execPath(e) {
+	if resp, again := post("one", body); resp.StatusCode != http.StatusAccepted || again.ID != e.ID || resp.Header.Get("Location") != e.Location() {
 		t.Errorf("exec with the same key = %s, %+v, want %d, exec %s", resp.Status, again, http.StatusAccepted, e.ID)
 	}
 	if resp, _ := post("one", `{"argv":["id"]}`); resp.StatusCode != http.StatusUnprocessableEntity {
@@ -151,8 +152,8 @@ func TestAnswersOfTasks(t *testing.T) {
 		r.get(c, &got)
 		return got
 	}
-	made := fields(call{method: http.MethodPost, path: tasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}})
-	one := tasksPath + "/" + made["id"].(string)
+	made := fields(call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML, header: []string{"Content-Type", "application/yaml"}})
+	one := ops.TasksPath + "/" + made["id"].(string)
 	if got := fields(call{method: http.MethodDelete, path: one}); got["success"] != true || got["state"] != "CANCELLED" {
 		t.Errorf("cancel = %v, want success, state CANCELLED", got)
 	}
@@ -163,7 +164,7 @@ func TestAnswersOfTasks(t *testing.T) {
 			t.Errorf("%s = %v, want accepted, with task_id as id", what, got)
 		}
 	}
-	for _, c := range []call{{method: http.MethodDelete, path: tasksPath + "/000000000000"}, {method: http.MethodPost, path: tasksPath + "/000000000000/destroy"}} {
+	for _, c := range []call{{method: http.MethodDelete, path: ops.TasksPath + "/000000000000"}, {method: http.MethodPost, path: ops.TasksPath + "/000000000000/destroy"}} {
 		if resp, body := r.do(c); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s %s of an unknown task = %s, want %d: %s", c.method, c.path, resp.Status, http.StatusNotFound, body)
 		}
@@ -175,7 +176,7 @@ func TestAnswersOfTasks(t *testing.T) {
 		f.Progress.Turns, f.Progress.Run.Turns = 7, 3
 		f.Progress.Seen = []string{"x"}
 	})
-	progress := fields(call{path: tasksPath + "/" + id})["progress"].(map[string]any)
+	progress := fields(call{path: ops.TasksPath + "/" + id})["progress"].(map[string]any)
 	for _, name := range []string{"run", "seen", "calls"} {
 		if _, ok := progress[name]; ok {
 			t.Errorf("progress = %v, want no %s, which belongs to the parser", progress, name)
@@ -191,7 +192,7 @@ func TestRemovedFiles(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
 	r.bring(id, map[string][]byte{"a": []byte("x")})
-	one := tasksPath + "/" + id
+	one := ops.TasksPath + "/" + id
 	if resp, _ := r.do(call{path: one + "/artifacts/a"}); resp.StatusCode != http.StatusOK {
 		t.Fatalf("artifact = %s, want %d", resp.Status, http.StatusOK)
 	}
@@ -214,8 +215,8 @@ func TestHead(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
 	for _, path := range []string{
-		tasksPath, tasksPath + "/" + id, tasksPath + "/" + id + "/events", tasksPath + "/" + id + "/artifacts", tasksPath + "/" + id + "/logs",
-		sessionsPath, "/api/health", "/metrics", "/openapi.json", "/openapi.yaml", "/api/v1/manifest/schema",
+		ops.TasksPath, ops.TasksPath + "/" + id, ops.TasksPath + "/" + id + "/events", ops.TasksPath + "/" + id + "/artifacts", ops.TasksPath + "/" + id + "/logs",
+		ops.SessionsPath, "/api/health", "/metrics", "/openapi.json", "/openapi.yaml", "/api/v1/manifest/schema",
 	} {
 		for _, header := range [][]string{nil, {"Accept", "text/event-stream"}} {
 			get, _ := r.do(call{path: path, header: nil})
@@ -232,13 +233,13 @@ func TestHead(t *testing.T) {
 func TestTokensOfAnOpenFile(t *testing.T) {
 	r := newRig(t, Limits{})
 	for _, mode := range []os.FileMode{0o666, 0o640, 0o604} {
-		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusOK {
+		if resp, _ := r.do(call{path: ops.TasksPath}); resp.StatusCode != http.StatusOK {
 			t.Fatalf("request = %s, want %d", resp.Status, http.StatusOK)
 		}
 		if err := os.Chmod(r.tokens.Path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if resp, _ := r.do(call{path: tasksPath}); resp.StatusCode != http.StatusServiceUnavailable {
+		if resp, _ := r.do(call{path: ops.TasksPath}); resp.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("request with file mode %v = %s, want %d", mode, resp.Status, http.StatusServiceUnavailable)
 		}
 		if err := os.Chmod(r.tokens.Path, 0o600); err != nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -60,7 +62,7 @@ const (
 
 const (
 	maxDetail = 8 << 10
-	seeDocs   = "GET /openapi.json describes the routes and their parameters"
+	seeDocs   = ops.SeeDocs
 )
 
 func problem(status int, code, hint, format string, args ...any) *Problem {
@@ -124,8 +126,14 @@ func problemOf(err error) *Problem {
 		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was interrupted")
 	case errors.Is(err, context.DeadlineExceeded):
 		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "the request timed out")
+	case errors.Is(err, ops.ErrScope):
+		return problem(http.StatusForbidden, codeForbidden, fail.HintOf(err), "%v", err)
+	case errors.Is(err, ops.ErrBusy):
+		return problem(http.StatusTooManyRequests, codeTooMany, fail.HintOf(err), "%v", err).with("Retry-After", "5")
+	case errors.Is(err, ops.ErrContent):
+		return problem(http.StatusUnprocessableEntity, fail.CodeOf(err).String(), cmp.Or(fail.HintOf(err), seeDocs), "%v", err)
 	case errors.Is(err, task.ErrPruned):
-		return problem(http.StatusGone, codePruned, "GET "+tasksPath+"/{id} still shows the task; POST "+tasksPath+"/{id}/retry runs it again", "%v", err)
+		return problem(http.StatusGone, codePruned, "GET "+ops.TasksPath+"/{id} still shows the task; POST "+ops.TasksPath+"/{id}/retry runs it again", "%v", err)
 	case errors.Is(err, task.ErrKeyReused):
 		return problem(http.StatusUnprocessableEntity, codeKeyReused, fail.HintOf(err), "%v", err)
 	case errors.Is(err, task.ErrNotPermitted):

@@ -15,22 +15,15 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 )
 
-// route is an operation, both as documented and as served.
+// route is an operation as served, with what only HTTP needs to know.
 type route struct {
-	id, method, path string
-	summary, about   string
-	tag              string
-	need             Scope // "" if no scope is required
-
-	ok      int    // status of success; 200 if 0
-	more    []int  // statuses in addition to those that every route may return
+	ops.Spec
 	content string // content type of the response if not JSON
 	object  bool   // the content is nevertheless a JSON object
 	ranges  bool   // supports Range and If-None-Match
-	accepts []string
 }
 
 // document is the description of the API in both forms.
@@ -58,6 +51,9 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 			Tags: []*huma.Tag{
 				{Name: "tasks", Description: "Unattended runs."},
 				{Name: "sessions", Description: "Virtual machines of repositories."},
+				{Name: "network", Description: "What a session may reach."},
+				{Name: "images", Description: "Disks from which virtual machines start."},
+				{Name: "secrets", Description: "References to secrets, never their values."},
 				{Name: "server", Description: "The server itself."},
 			},
 			Components: &huma.Components{
@@ -75,7 +71,11 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	s.eventRoutes(api)
 	s.fileRoutes(api)
 	s.sessionRoutes(api)
+	s.tunnelRoute(api)
 	s.serverRoutes(api)
+	serve(s, api, ops.ListImages)
+	serve(s, api, ops.ListSecrets)
+	serve(s, api, ops.CheckSecrets)
 
 	doc := api.OpenAPI()
 	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {
@@ -101,25 +101,56 @@ func schemaName(t reflect.Type, hint string) string {
 		t = t.Elem()
 	}
 	pkg := path.Base(t.PkgPath())
-	if t.Name() == "" || pkg == "server" || pkg == "." {
+	if t.Name() == "" || pkg == "server" || pkg == "ops" || pkg == "." {
 		return name
 	}
 	return strings.ToUpper(pkg[:1]) + pkg[1:] + name
 }
 
+type output[Result any] struct{ Body Result }
+
+type createdOutput[Result any] struct {
+	Location string `header:"Location"`
+	Body     Result
+}
+
+// perform performs an operation for the client of the request that ctx belongs to.
+func perform[Request, Result any](ctx context.Context, s *Server, op ops.Operation[Request, Result], in *Request) (Result, error) {
+	return op.On(ctx, s.engine.As(requestOf(ctx).who.Caller), *in)
+}
+
+// serve adds the route of an operation.
+func serve[Request, Result any](s *Server, api huma.API, op ops.Operation[Request, Result]) {
+	register(s, api, route{Spec: op.Spec}, func(ctx context.Context, in *Request) (*output[Result], error) {
+		result, err := perform(ctx, s, op, in)
+		return &output[Result]{result}, err
+	})
+}
+
+// created adds the route of an operation that creates something.
+func created[Request any, Result interface{ Location() string }](s *Server, api huma.API, op ops.Operation[Request, Result]) {
+	register(s, api, route{Spec: op.Spec}, func(ctx context.Context, in *Request) (*createdOutput[Result], error) {
+		result, err := perform(ctx, s, op, in)
+		return &createdOutput[Result]{result.Location(), result}, err
+	})
+}
+
 // register adds a route. An error from its handler becomes a Problem.
 func register[I, O any](s *Server, api huma.API, r route, handler func(context.Context, *I) (*O, error)) {
+	if _, ok := reflect.TypeFor[I]().FieldByName("Body"); ok {
+		r.Accepts = []string{"application/json"}
+	}
 	op := huma.Operation{
-		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: r.about, Tags: []string{r.tag},
-		DefaultStatus: r.ok, MaxBodyBytes: -1, BodyReadTimeout: -1, // middleware has read the body
+		OperationID: r.ID, Method: r.Method, Path: r.Path, Summary: r.Summary, Description: r.About, Tags: []string{r.Tag},
+		DefaultStatus: r.Status, MaxBodyBytes: -1, BodyReadTimeout: -1, // middleware has read the body
 		Responses: map[string]*huma.Response{}, Metadata: map[string]any{"route": r},
 	}
-	if r.need != "" {
+	if r.Need != "" {
 		op.Security = []map[string][]string{{"token": {}}}
-		op.Description = strings.TrimSpace(op.Description + fmt.Sprintf("\n\nNeeds the scope `%s`.", r.need))
+		op.Description = strings.TrimSpace(op.Description + fmt.Sprintf("\n\nNeeds the scope `%s`.", r.Need))
 	}
 	errorBody := map[string]*huma.MediaType{problemType: {Schema: api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "")}}
-	for _, status := range slices.Concat(everywhere, r.more) {
+	for _, status := range slices.Concat(everywhere, r.Errors) {
 		resp := &huma.Response{Description: http.StatusText(status)}
 		if status >= http.StatusBadRequest {
 			resp.Content = errorBody
@@ -127,7 +158,7 @@ func register[I, O any](s *Server, api huma.API, r route, handler func(context.C
 		op.Responses[strconv.Itoa(status)] = resp
 	}
 	if r.content != "" {
-		ok := r.ok
+		ok := r.Status
 		if ok == 0 {
 			ok = http.StatusOK
 		}
@@ -206,9 +237,8 @@ func (s *Server) strict(ctx huma.Context, next func(huma.Context)) {
 }
 
 func (req *request) check(r route) *Problem {
-	if r.need != "" && !req.who.Scope.allows(r.need) {
-		return problem(http.StatusForbidden, codeForbidden, fmt.Sprintf("use a token with the scope %s", r.need),
-			"%s needs the scope %s, but the token has %s", r.id, r.need, req.who.Scope)
+	if err := req.who.Check(r.Spec); err != nil {
+		return problemOf(err)
 	}
 	for name, values := range req.r.URL.Query() {
 		if len(values) > 1 {
@@ -218,28 +248,19 @@ func (req *request) check(r route) *Problem {
 			return problem(http.StatusBadRequest, codeInvalid, "leave it out, or give it a value", "parameter %s is empty", name)
 		}
 	}
-	if len(r.accepts) == 0 {
+	if len(r.Accepts) == 0 {
 		if req.r.ContentLength != 0 {
-			return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "%s accepts no body", r.id)
+			return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "%s accepts no body", r.ID)
 		}
 		return nil
 	}
 	kind, params, err := mime.ParseMediaType(req.r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
-	if err != nil || !slices.Contains(r.accepts, kind) || charset != "" && charset != "utf-8" {
-		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send Content-Type: "+strings.Join(r.accepts, " or "), "the body's Content-Type is not accepted here; it must be UTF-8")
+	if err != nil || !slices.Contains(r.Accepts, kind) || charset != "" && charset != "utf-8" {
+		return problem(http.StatusUnsupportedMediaType, codeMediaType, "send Content-Type: "+strings.Join(r.Accepts, " or "), "the body's Content-Type is not accepted here; it must be UTF-8")
 	}
 	if req.r.ContentLength == 0 {
 		return problem(http.StatusBadRequest, codeInvalid, seeDocs, "the body is missing")
 	}
 	return nil
-}
-
-// isID reports whether text has the form of a task's or session's id.
-func isID(text string) bool {
-	return len(text) == 12 && strings.Trim(text, "0123456789abcdef") == ""
-}
-
-func noSuch(what, id string) error {
-	return fail.New(fail.NotFound, "no %s %q", what, short(id)).WithHint("GET /api/v1/%ss lists them", what)
 }

@@ -13,10 +13,8 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -32,13 +30,16 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// Options configures a Server. Only Tasks and Log are required.
+// Options configures a Server. Only Engine and Log are required.
 type Options struct {
-	Tasks   *task.Manager
+	Engine  ops.Engine // the server sets its Execs and Scheduled
 	Log     *slog.Logger
 	Version string
 	Limits  Limits
@@ -64,6 +65,7 @@ type Limits struct {
 	Streams   int           // of all clients; 512
 	Each      int           // streams per client; 128
 	Execs     int           // commands in guests; 32
+	Costly    int           // operations that read much or work in guests, at once; 8
 	ExecBytes int64         // kept per output of a command; 64 MiB
 	Failures  int           // wrong tokens per minute and address before the answer is 429; 10
 }
@@ -96,6 +98,7 @@ func (l Limits) withDefaults() Limits {
 	number(&l.Streams, 512)
 	number(&l.Each, 128)
 	number(&l.Execs, 32)
+	number(&l.Costly, 8)
 	number(&l.Failures, 10)
 	if l.ExecBytes == 0 {
 		l.ExecBytes = 64 << 20
@@ -108,6 +111,7 @@ type Server struct {
 	o       Options
 	limits  Limits
 	log     *slog.Logger
+	engine  ops.Engine
 	tasks   *task.Manager
 	store   *store.Store
 	tokens  *Tokens
@@ -128,9 +132,10 @@ type Server struct {
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	paths := o.Tasks.Sessions.Config.Paths
+	tasks := o.Engine.Tasks
+	paths := tasks.Sessions.Config.Paths
 	s := &Server{
-		o: o, limits: o.Limits.withDefaults(), log: o.Log, tasks: o.Tasks, store: o.Tasks.Sessions.Store,
+		o: o, limits: o.Limits.withDefaults(), log: o.Log, engine: o.Engine, tasks: tasks, store: tasks.Sessions.Store,
 		tokens: TokensIn(paths.State), kick: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
 	s.user = fmt.Sprintf("uid:%d", os.Geteuid())
@@ -143,7 +148,9 @@ func New(o Options) (*Server, error) {
 	if s.metrics, err = newMetrics(s, o.Agentic); err != nil {
 		return nil, err
 	}
-	s.execs = newExecs(s, randomHex(8))
+	s.execs = newExecs(s, ids.Hex(8))
+	s.engine.Execs, s.engine.Scheduled = s.execs, s.submitted
+	s.engine.Costly = make(chan struct{}, s.limits.Costly)
 	if s.mux, s.doc, err = s.routes(); err != nil {
 		return nil, err
 	}
@@ -184,7 +191,7 @@ func (s *Server) server(base context.Context, d endpoint) *http.Server {
 // the address of the second listener, or "" if there is none.
 func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	paths := s.tasks.Sessions.Config.Paths
-	lock, ok, err := store.TryLock(filepath.Join(paths.State, "locks", "serve"))
+	lock, ok, err := lockfile.Try(filepath.Join(paths.State, "locks", "serve"))
 	if err != nil {
 		return fail.New(fail.Host, "%w", err)
 	}
@@ -357,10 +364,4 @@ func (s *Server) submitted() {
 	case s.kick <- struct{}{}:
 	default: // already requested
 	}
-}
-
-func randomHex(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // documented never to fail
-	return hex.EncodeToString(b)
 }

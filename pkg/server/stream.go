@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
-	"os"
 	"reflect"
 	"sync"
 	"time"
@@ -17,6 +14,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -31,12 +30,12 @@ const (
 
 // StreamMessage is one message of a stream.
 type StreamMessage struct {
-	Type   string `json:"type" enum:"event,output,heartbeat,end,problem"`
-	Event  *Event `json:"event,omitempty"`
-	Stream string `json:"stream,omitempty" enum:"stdout,stderr" doc:"For output: the stream."`
-	Offset *int64 `json:"offset,omitempty" doc:"For output: position of its first byte in the log."`
-	Data   []byte `json:"data,omitempty" doc:"For output: the bytes, in base64."`
-	Last   *int64 `json:"last,omitempty" doc:"Sequence of the last event that was sent."`
+	Type   string     `json:"type" enum:"event,output,heartbeat,end,problem"`
+	Event  *ops.Event `json:"event,omitempty"`
+	Stream string     `json:"stream,omitempty" enum:"stdout,stderr" doc:"For output: the stream."`
+	Offset *int64     `json:"offset,omitempty" doc:"For output: position of its first byte in the log."`
+	Data   []byte     `json:"data,omitempty" doc:"For output: the bytes, in base64."`
+	Last   *int64     `json:"last,omitempty" doc:"Sequence of the last event that was sent."`
 
 	Problem *Problem `json:"problem,omitempty"`
 }
@@ -116,7 +115,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 	var tails sync.WaitGroup
 	for _, l := range st.logs {
 		tails.Go(func() {
-			err := tail(ctx, l.path, l.offset, over, func(offset int64, data []byte) error {
+			err := logfile.Tail(ctx, l.path, l.offset, over, func(offset int64, data []byte) error {
 				select {
 				case chunks <- chunk{name: l.name, offset: offset, data: data}:
 					return nil
@@ -170,7 +169,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 			if err = n.err; err != nil {
 				break
 			}
-			sent = send(StreamMessage{Type: messageEvent, Event: &Event{anchor(st.of.id, n.ev.Seq), n.ev}})
+			sent = send(StreamMessage{Type: messageEvent, Event: &ops.Event{ID: anchor(st.of.id, n.ev.Seq), Event: n.ev}})
 			st.last = n.ev.Seq
 			if sent == nil && (ending || n.ev.Kind == "phase") {
 				err = look()
@@ -183,7 +182,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last message, whether or not it arrives
 			return
 		case <-beat.C:
-			if !st.stillAllowed(st.who, Read) {
+			if !st.stillAllowed(st.who, ops.Read) {
 				err = problem(http.StatusUnauthorized, codeUnauthorized, "use another token", "the token was removed")
 				break
 			}
@@ -215,65 +214,6 @@ func (s *Server) ended(ctx context.Context, of subject, after int64) (bool, erro
 	return newest <= after, err
 }
 
-const (
-	tailPoll  = 200 * time.Millisecond
-	tailChunk = 32 << 10
-)
-
-// tail reads a growing file from offset on. Once over is closed the file is
-// complete, and tail returns at its end.
-func tail(ctx context.Context, path string, offset int64, over <-chan struct{}, f func(offset int64, data []byte) error) error {
-	var file *os.File
-	defer func() {
-		if file != nil {
-			_ = file.Close() // opened for reading only
-		}
-	}()
-	buf := make([]byte, tailChunk)
-	tick := time.NewTicker(tailPoll)
-	defer tick.Stop()
-	for {
-		last := false
-		select {
-		case <-over: // checked before the read, which then sees everything written earlier
-			last = true
-		default:
-		}
-		if file == nil {
-			var err error
-			if file, err = os.Open(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			if err != nil {
-				file = nil
-			}
-		}
-		n := 0
-		if file != nil {
-			var err error
-			if n, err = file.ReadAt(buf, offset); err != nil && !errors.Is(err, io.EOF) {
-				return err
-			}
-		}
-		if n > 0 {
-			if err := f(offset, bytes.Clone(buf[:n])); err != nil {
-				return err
-			}
-			offset += int64(n)
-			continue
-		}
-		if last {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-over:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 // sendEvent writes one server-sent event. Encoded JSON contains no newlines.
 func sendEvent(w io.Writer, id, name string, data any) error {
 	text, err := json.Marshal(data)
@@ -293,7 +233,7 @@ func sendEvent(w io.Writer, id, name string, data any) error {
 }
 
 type socketInput struct {
-	TaskPath
+	ops.TaskPath
 	After  string `query:"after" doc:"As for getTaskEvents."`
 	Stdout int64  `query:"stdout" default:"0" minimum:"-1" doc:"Offset at which the output starts; -1 omits it."`
 	Stderr int64  `query:"stderr" default:"0" minimum:"-1"`
@@ -315,7 +255,7 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 		if l.offset < 0 {
 			continue
 		}
-		if _, err := s.taskWithFiles(ctx, in.ID); err != nil {
+		if _, err := s.engine.TaskWithFiles(ctx, in.ID); err != nil {
 			return nil, err
 		}
 		if _, err := sizeFrom(l.path, l.offset); err != nil {

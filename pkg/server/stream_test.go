@@ -21,8 +21,10 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // sent is a server-sent event.
@@ -65,12 +67,12 @@ func TestEventPages(t *testing.T) {
 	r.append(id, 249)
 	var seen []int64
 	for after := ""; ; {
-		path := tasksPath + "/" + id + "/events?limit=70"
+		path := ops.TasksPath + "/" + id + "/events?limit=70"
 		if after != "" {
 			path += "&after=" + strings.ReplaceAll(after, "/", "%2F")
 		}
-		var p EventPage
-		r.get(call{path: path, as: Read}, &p)
+		var p ops.EventPage
+		r.get(call{path: path, as: ops.Read}, &p)
 		if p.Oldest != 1 || p.Newest != 250 {
 			t.Fatalf("page = oldest %d, newest %d, want 1, 250", p.Oldest, p.Newest)
 		}
@@ -93,13 +95,13 @@ func TestEventPages(t *testing.T) {
 	r.expire(id)
 	r.append(id, 3)
 	for after, want := range map[string]int{"oldest": 4, "newest": 0, "249": 4, "250": 3, id + "/252": 1, "253": 0} {
-		var p EventPage
-		r.get(call{path: tasksPath + "/" + id + "/events?after=" + after}, &p)
+		var p ops.EventPage
+		r.get(call{path: ops.TasksPath + "/" + id + "/events?after=" + after}, &p)
 		if len(p.Events) != want {
 			t.Errorf("events after %s = %d, want %d", after, len(p.Events), want)
 		}
 	}
-	_, body := r.do(call{path: tasksPath + "/" + id + "/events?after=248"})
+	_, body := r.do(call{path: ops.TasksPath + "/" + id + "/events?after=248"})
 	var p Problem
 	if err := json.Unmarshal(body, &p); err != nil || p.Code != codeExpired || p.Oldest == nil || *p.Oldest != 250 || *p.Newest != 253 || !strings.Contains(p.Hint, "after=249") {
 		t.Errorf("page after an expired event = %s, %v, want %s with oldest 250, newest 253", body, err, codeExpired)
@@ -187,7 +189,7 @@ func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 	last := ""
 	for ctx.Err() == nil {
 		some, cancel := context.WithCancel(ctx)
-		c := call{path: tasksPath + "/" + id + "/events", as: Read}
+		c := call{path: ops.TasksPath + "/" + id + "/events", as: ops.Read}
 		if last != "" {
 			c.header = []string{"Last-Event-ID", last}
 		}
@@ -205,7 +207,7 @@ func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 				cancel()
 				return seen
 			}
-			var e Event
+			var e ops.Event
 			if err := json.Unmarshal([]byte(ev.data), &e); err != nil || ev.name != "" || e.ID != ev.id {
 				r.t.Errorf("event = %+v, %v, want one with its own id", ev, err)
 				cancel()
@@ -228,7 +230,7 @@ func (r *rig) readSSE(ctx context.Context, id string, i int) (seen []int64) {
 	return seen
 }
 
-func (r *rig) dial(ctx context.Context, path string, as Scope) (*websocket.Conn, *http.Response, error) {
+func (r *rig) dial(ctx context.Context, path string, as ops.Scope) (*websocket.Conn, *http.Response, error) {
 	c, resp, err := websocket.Dial(ctx, "ws://"+r.addr+path, &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + r.token[as]}}})
 	if c != nil {
 		c.SetReadLimit(1 << 20)
@@ -237,7 +239,7 @@ func (r *rig) dial(ctx context.Context, path string, as Scope) (*websocket.Conn,
 }
 
 func (r *rig) readWS(ctx context.Context, id string, i int) (seen []int64) {
-	c, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Read)
+	c, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", ops.Read)
 	if err != nil {
 		r.t.Error(err)
 		return nil
@@ -306,7 +308,7 @@ func TestWebSocketOutput(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 	from := 12_345
-	c, _, err := r.dial(ctx, fmt.Sprintf("/ws/tasks/%s/stream?stdout=%d&after=newest", id, from), Read)
+	c, _, err := r.dial(ctx, fmt.Sprintf("/ws/tasks/%s/stream?stdout=%d&after=newest", id, from), ops.Read)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +364,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 	id := r.submit().ID
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	resp, next := r.sse(ctx, call{path: ops.TasksPath + "/" + id + "/events"})
 	defer resp.Body.Close()
 	first, _ := next()
 	filler := json.RawMessage(`{"x":"` + strings.Repeat("x", 60_000) + `"}`)
@@ -378,7 +380,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 			break
 		}
 	}
-	eventually(t, "it is cut off", r.cutOff)
+	testenv.WaitFor(t, "it is cut off", r.cutOff)
 	_, newest, err := r.store.EventRange(ctx, id)
 	if err != nil {
 		t.Fatal(err)
@@ -390,7 +392,7 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 		if !ok {
 			break
 		}
-		var e Event
+		var e ops.Event
 		if json.Unmarshal([]byte(ev.data), &e) != nil {
 			break
 		}
@@ -399,14 +401,14 @@ func TestAReaderThatDoesNotRead(t *testing.T) {
 	if int64(len(seen)) >= newest {
 		t.Fatalf("events sent to a reader that does not read = %d, want fewer than %d", len(seen), newest)
 	}
-	again, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events", header: []string{"Last-Event-ID", last}})
+	again, next := r.sse(ctx, call{path: ops.TasksPath + "/" + id + "/events", header: []string{"Last-Event-ID", last}})
 	defer again.Body.Close()
 	for {
 		ev, ok := next()
 		if !ok || ev.name == messageEnd {
 			break
 		}
-		var e Event
+		var e ops.Event
 		if err := json.Unmarshal([]byte(ev.data), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -430,7 +432,7 @@ func TestAStreamThatIsOvertaken(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
 	r.append(id, 10)
-	st, err := r.newStream(&request{who: principal{Name: "x", Scope: Read}}, "sse", subject{id, func(context.Context) (bool, error) { return false, nil }}, 0)
+	st, err := r.newStream(&request{who: principal{Caller: ops.Caller{Name: "x", Scope: ops.Read}}}, "sse", subject{id, func(context.Context) (bool, error) { return false, nil }}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,17 +465,17 @@ func TestAStreamThatIsOvertaken(t *testing.T) {
 func TestStreamEnds(t *testing.T) {
 	r := newRig(t, Limits{Beat: 20 * time.Millisecond, Each: 2})
 	id := r.submit().ID
-	path := tasksPath + "/" + id + "/events"
+	path := ops.TasksPath + "/" + id + "/events"
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
 
 	// When its token is removed.
-	resp, next := r.sse(ctx, call{path: path, as: Submit})
+	resp, next := r.sse(ctx, call{path: path, as: ops.Submit})
 	defer resp.Body.Close()
 	if ev, ok := next(); !ok || ev.id != anchor(id, 1) {
 		t.Fatalf("first event = %v, %t, want %s", ev, ok, anchor(id, 1))
 	}
-	if err := r.tokens.Remove(string(Submit)); err != nil {
+	if err := r.tokens.Remove(string(ops.Submit)); err != nil {
 		t.Fatal(err)
 	}
 	problemCode := func(next func() (sent, bool)) string {
@@ -488,29 +490,29 @@ func TestStreamEnds(t *testing.T) {
 	if code := problemCode(next); code != codeUnauthorized {
 		t.Errorf("code after removing the token = %s, want %s", code, codeUnauthorized)
 	}
-	if resp, _ := r.do(call{path: path, as: Submit}); resp.StatusCode != http.StatusUnauthorized {
+	if resp, _ := r.do(call{path: path, as: ops.Submit}); resp.StatusCode != http.StatusUnauthorized {
 		t.Errorf("request with a removed token = %s, want %d", resp.Status, http.StatusUnauthorized)
 	}
 
 	// A client may have two streams.
-	first, next1 := r.sse(ctx, call{path: path, as: Read})
+	first, next1 := r.sse(ctx, call{path: path, as: ops.Read})
 	defer first.Body.Close()
-	second, next2 := r.sse(ctx, call{path: path, as: Read})
+	second, next2 := r.sse(ctx, call{path: path, as: ops.Read})
 	defer second.Body.Close()
 	_, _ = next1()
 	_, _ = next2()
-	third, body := r.do(call{path: path, as: Read, header: []string{"Accept", "text/event-stream"}})
+	third, body := r.do(call{path: path, as: ops.Read, header: []string{"Accept", "text/event-stream"}})
 	if third.StatusCode != http.StatusTooManyRequests || third.Header.Get("Retry-After") == "" {
 		t.Errorf("third stream of a client = %s %s, want %d with Retry-After", third.Status, body, http.StatusTooManyRequests)
 	}
-	other, _ := r.sse(ctx, call{path: path, as: Admin})
+	other, _ := r.sse(ctx, call{path: path, as: ops.Admin})
 	_ = other.Body.Close()
 	if other.StatusCode != http.StatusOK {
 		t.Errorf("stream of another client = %s, want %d", other.Status, http.StatusOK)
 	}
 
 	// When serve ends.
-	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", Admin)
+	ws, _, err := r.dial(ctx, "/ws/tasks/"+id+"/stream", ops.Admin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -552,7 +554,7 @@ func TestStreamOfAnEndedTask(t *testing.T) {
 	r.move(id, task.Failed, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	resp, next := r.sse(ctx, call{path: tasksPath + "/" + id + "/events"})
+	resp, next := r.sse(ctx, call{path: ops.TasksPath + "/" + id + "/events"})
 	defer resp.Body.Close()
 	var names []string
 	for {
@@ -565,7 +567,7 @@ func TestStreamOfAnEndedTask(t *testing.T) {
 	if !slices.Equal(names, []string{anchor(id, 1), anchor(id, 2), messageEnd}) {
 		t.Errorf("stream of an ended task = %q, want events 1 and 2, %s", names, messageEnd)
 	}
-	again, _ := r.do(call{path: tasksPath + "/" + id + "/events", header: []string{"Accept", "text/event-stream", "Last-Event-ID", anchor(id, 2)}})
+	again, _ := r.do(call{path: ops.TasksPath + "/" + id + "/events", header: []string{"Accept", "text/event-stream", "Last-Event-ID", anchor(id, 2)}})
 	if again.StatusCode != http.StatusNoContent {
 		t.Errorf("stream after the last event = %s, want %d", again.Status, http.StatusNoContent)
 	}
@@ -582,7 +584,7 @@ func TestFollowLog(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	c := call{path: tasksPath + "/" + id + "/logs?follow=true&offset=2", as: Read}
+	c := call{path: ops.TasksPath + "/" + id + "/logs?follow=true&offset=2", as: ops.Read}
 	resp, err := r.client(c).Do(r.request(ctx, c))
 	if err != nil {
 		t.Fatal(err)
@@ -606,7 +608,7 @@ func TestFollowLog(t *testing.T) {
 	// An interrupted one does not look complete.
 	running := r.submit().ID
 	r.move(running, task.Running, nil)
-	c.path = tasksPath + "/" + running + "/logs?follow=true"
+	c.path = ops.TasksPath + "/" + running + "/logs?follow=true"
 	resp, err = r.client(c).Do(r.request(ctx, c))
 	if err != nil {
 		t.Fatal(err)

@@ -21,31 +21,15 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
-
-// Scope is what a client may do. Each scope includes the previous ones.
-type Scope string
-
-// Scopes of tokens.
-const (
-	Read   Scope = "read"   // read everything
-	Submit Scope = "submit" // submit what the token's Permission allows; cancel, retry and destroy what it submitted
-	Admin  Scope = "admin"  // run commands in sessions; submit manifests with secrets or paths of this host
-)
-
-// Scopes returns all scopes, the least powerful first.
-func Scopes() []Scope { return []Scope{Read, Submit, Admin} }
-
-func (s Scope) allows(need Scope) bool {
-	return slices.Index(Scopes(), s) >= slices.Index(Scopes(), need) && slices.Contains(Scopes(), s)
-}
 
 // Token is the stored form of a token, which does not include the token itself.
 type Token struct {
 	Name      string    `json:"name"`
-	Scope     Scope     `json:"scope"`
+	Scope     ops.Scope `json:"scope"`
 	SHA256    string    `json:"sha256"`
 	CreatedAt time.Time `json:"created_at"`
 
@@ -72,12 +56,12 @@ const (
 var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 // Add creates a token and returns it. The token itself is not stored anywhere.
-func (t *Tokens) Add(name string, scope Scope, may task.Permission) (token string, err error) {
+func (t *Tokens) Add(name string, scope ops.Scope, may task.Permission) (token string, err error) {
 	if !tokenName.MatchString(name) {
 		return "", fail.New(fail.Usage, "token name must be at most 64 lower-case letters, digits and . _ -, got %q", name).WithHint("agent-sessionizer serve token add ci --scope submit --repo acme/app")
 	}
-	if !slices.Contains(Scopes(), scope) {
-		return "", fail.New(fail.Usage, "scope must be one of %v, got %q", Scopes(), scope).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
+	if !slices.Contains(ops.Scopes(), scope) {
+		return "", fail.New(fail.Usage, "scope must be one of %v, got %q", ops.Scopes(), scope).WithHint("agent-sessionizer serve token add %s --scope submit --repo acme/app", name)
 	}
 	secret := make([]byte, tokenBytes)
 	_, _ = rand.Read(secret) // documented never to fail
@@ -140,7 +124,7 @@ func digest(token string) string {
 // change replaces the file with f's result for its content. Only one process can
 // change the file at a time.
 func (t *Tokens) change(f func([]Token) ([]Token, error)) (err error) {
-	lock, ok, err := store.TryLock(t.Path + ".lock")
+	lock, ok, err := lockfile.Try(t.Path + ".lock")
 	if err != nil {
 		return fail.New(fail.Host, "lock tokens: %w", err)
 	}

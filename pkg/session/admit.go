@@ -135,7 +135,7 @@ func (r *Capacity) ReserveResumed(id string) error {
 	if i < 0 || runs(Phase(r.others[i].Phase)) {
 		return nil
 	}
-	s, err := read(r.others[i])
+	s, err := read(r.others[i], nil)
 	if err != nil {
 		return err
 	}

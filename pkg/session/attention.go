@@ -42,27 +42,9 @@ func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Co
 		w: w, id: s.ID,
 		pace: rate.NewLimiter(rate.Every(time.Second), 10), eventLimit: rate.NewLimiter(rate.Every(30*time.Second), 100),
 	}
-	wait, lastError := watchRetryMin, ""
-	for {
-		began := time.Now()
-		err := l.readObservations(ctx, s, conn)
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(began) > steady {
-			wait, lastError = watchRetryMin, ""
-		}
-		if text := err.Error(); text != lastError { // logged once, not on every attempt
-			w.Log.WarnContext(ctx, "failed to watch guest", "error", err)
-			lastError = text
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
-		}
-		wait = min(2*wait, watchRetryMax)
-	}
+	again(ctx, w.Log, "failed to watch guest", watchRetryMin, watchRetryMax, func(ctx context.Context) error {
+		return l.readObservations(ctx, s, conn)
+	})
 }
 
 // readObservations processes one stream of observations until it ends.
@@ -127,7 +109,7 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Obse
 	}
 	note := func(f *Status) { f.Attention = now }
 	if l.eventLimit.Allow() {
-		s, err = l.w.appendFromGuest(ctx, l.id, event(EventAttention, now), note)
+		s, err = l.w.appendFromGuest(ctx, l.id, store.NewEvent(EventAttention, now), note)
 	} else {
 		s, err = l.w.updateStatus(ctx, l.id, store.Event{}, note)
 	}
@@ -179,16 +161,19 @@ func (a *Attention) same(b *Attention) bool {
 
 // NeedsAttention reports whether an agent waits for a person: it asks something, it failed, or
 // it finished since the user last attached.
-func (s Session) NeedsAttention() bool {
-	a := s.Status.Attention
-	if s.Phase != Ready || a == nil {
+func (s Session) NeedsAttention() bool { return s.View().NeedsAttention() }
+
+// NeedsAttention reports the same as for a Session.
+func (v View) NeedsAttention() bool {
+	a := v.Attention
+	if v.State != Ready || a == nil {
 		return false
 	}
 	switch a.State {
 	case guestproto.AgentBlocked, guestproto.AgentError:
 		return true
 	case guestproto.AgentDone:
-		return a.Since.After(s.Status.Attached)
+		return a.Since.After(v.VisitedAt)
 	}
 	return false
 }

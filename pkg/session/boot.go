@@ -235,7 +235,7 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 			return err
 		}
 		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
-			standby, ok, err := w.Golden.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
+			standby, ok, err := w.Golden.Pool.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -187,7 +188,8 @@ func (w *Worker) provision(ctx context.Context, s *Session, g guestclient.Guest)
 	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
 		defer cancel()
-		if err := g.Provision(ctx, w.Golden.Scripts, image.Distribution(s.Spec.Image), p); err != nil {
+		provisioner := guestclient.Provisioner{Guest: g, Scripts: w.Golden.Scripts, Source: image.Distribution(s.Spec.Image), Report: p}
+		if err := provisioner.Provision(ctx); err != nil {
 			return err
 		}
 		key, err := guestclient.ScriptsKey(w.Golden.Scripts)
@@ -218,7 +220,7 @@ func (w *Worker) clone(ctx context.Context, s *Session, g guestclient.Guest, src
 // memory. The host keeps only the token's hash, so each start needs a new token.
 func (w *Worker) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets map[string]secret.Value) error {
 	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
-		token := randomHex(32)
+		token := ids.Hex(32)
 		w.redactValues(secret.NewValue(token))
 		sum := sha256.Sum256([]byte(token))
 		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {

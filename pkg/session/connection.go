@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -52,26 +54,33 @@ func (c *connection) start(ctx context.Context) (stop func()) {
 }
 
 func (c *connection) maintain(ctx context.Context) {
-	wait, lastError := redialMin, ""
+	again(ctx, c.log, "guest connection failed", redialMin, redialMax, c.connectOnce)
+}
+
+// again repeats f, which holds a connection until it is lost, until ctx ends. The pauses
+// between grow from least to most, and are short again after a connection that was steady.
+func again(ctx context.Context, log *slog.Logger, failure string, least, most time.Duration, f func(context.Context) error) {
+	pauses := &backoff.ExponentialBackOff{InitialInterval: least, Multiplier: 2, MaxInterval: most}
+	lastError := ""
 	for {
 		began := time.Now()
-		err := c.connectOnce(ctx)
+		err := f(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > steady {
-			wait, lastError = redialMin, ""
+			pauses.Reset()
+			lastError = ""
 		}
 		if text := err.Error(); text != lastError { // logged once, not on every attempt
-			c.log.WarnContext(ctx, "guest connection failed", "error", err)
+			log.WarnContext(ctx, failure, "error", err)
 			lastError = text
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(pauses.NextBackOff()):
 		case <-ctx.Done():
 			return
 		}
-		wait = min(2*wait, redialMax)
 	}
 }
 

@@ -37,7 +37,7 @@ func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone stri
 	if err != nil {
 		return res, err
 	}
-	_, err = m.updateStatus(ctx, s.ID, event(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
+	_, err = m.updateStatus(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
 	return res, err
 }
 

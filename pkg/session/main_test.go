@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"testing"
 	"testing/fstest"
@@ -18,7 +17,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m, nil) }
 
 // newManager returns a Manager with its own store, ample capacity, and a keeper that
 // ends immediately. The store shows what the Manager does.
@@ -27,13 +29,7 @@ func newManager(t *testing.T) *Manager {
 	for _, name := range []string{"IMAGE", "PREPARE", "PROFILE", "LIMA_HOME", "LIMITS_RUNNING", "LIMITS_MEMORY_RESERVE", "LIMITS_DISK_RESERVE"} {
 		t.Setenv("AGENT_SESSIONIZER_"+name, "")
 	}
-	// t.TempDir includes the test's name in the path, and the length of lima_home
-	// matters.
-	dir, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t) // the length of lima_home matters
 	c, err := config.Load(config.Paths{
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), LimaHome: filepath.Join(dir, "vms"),
 	}, fstest.MapFS{
@@ -82,7 +78,7 @@ func put(t *testing.T, m *Manager, id, slug string, p, desired Phase, status Sta
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := read(row)
+	s, err := read(row, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +150,7 @@ func newWorker(t *testing.T, d driver) *Worker {
 	m := newManager(t)
 	return &Worker{
 		Manager: m, Driver: d,
-		Golden: &golden.Maker{Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")}, Driver: d, Scripts: fstest.MapFS{}},
+		Golden: &golden.Maker{VMs: golden.VMs{Driver: d}, Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")}, Scripts: fstest.MapFS{}},
 		Log:    slog.New(slog.DiscardHandler), KillLocal: func(context.Context, Session) error { return nil },
 	}
 }
@@ -163,12 +159,9 @@ func newWorker(t *testing.T, d driver) *Worker {
 // none.
 func lastSeq(t *testing.T, s *store.Store, id string) int64 {
 	t.Helper()
-	evs, err := s.Events(t.Context(), id, 0, 100_000)
+	_, last, err := s.EventRange(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evs) == 0 {
-		return 0
-	}
-	return evs[len(evs)-1].Seq
+	return last
 }

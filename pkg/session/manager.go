@@ -3,8 +3,6 @@ package session
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"net/netip"
@@ -17,7 +15,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -73,7 +73,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	id := randomHex(6)
+	id := ids.New()
 	row, created, err := m.Store.Create(ctx, store.Session{
 		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
 		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
@@ -83,7 +83,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	if s, err = read(row); err != nil {
+	if s, err = read(row, nil); err != nil {
 		return s, false, nil, err
 	}
 	if created {
@@ -175,7 +175,7 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 		switch {
 		case from == Broken && desired == Ready:
 			to = Creating
-			if cur, err := read(*row); err == nil && cur.Status.WasReady {
+			if cur, err := read(*row, nil); err == nil && cur.Status.WasReady {
 				to = Starting
 			}
 			row.SetError("", "", "")
@@ -192,7 +192,7 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 	if err != nil {
 		return s, err
 	}
-	if s, err = read(row); err != nil {
+	if s, err = read(row, nil); err != nil {
 		return s, err
 	}
 	return s, m.wake(ctx, s.ID)
@@ -231,17 +231,17 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 func (m *Manager) Tend(ctx context.Context, s Session) error { return m.tend(ctx, s.Session) }
 
 func (m *Manager) tend(ctx context.Context, row store.Session) error {
-	lock := m.Config.Paths.SessionLock(row.ID)
-	if AtRest(Phase(row.Phase), Phase(row.Desired)) || store.Held(lock) {
+	if AtRest(Phase(row.Phase), Phase(row.Desired)) {
 		return nil
 	}
-	died, err := store.Died(lock) // otherwise the keeper is about to take the lock, or gave up
-	if err = errors.Join(err, m.wake(ctx, row.ID)); died {
-		m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
-			"name": row.Name, "state": row.Phase, "desired": row.Desired, "reason": "its keeper died",
-		})
-	}
-	return err
+	return lifecycle.Tend(m.Config.Paths.SessionLock(row.ID), func(died bool, err error) error {
+		if err = errors.Join(err, m.wake(ctx, row.ID)); died { // otherwise the keeper is about to take the lock, or gave up
+			m.audit(ctx, audit.SessionReconciled, m.Actor, "session:"+row.ID, err, map[string]any{
+				"name": row.Name, "state": row.Phase, "desired": row.Desired, "reason": "its keeper died",
+			})
+		}
+		return err
+	})
 }
 
 // List returns the sessions that are not gone, oldest first.
@@ -250,24 +250,12 @@ func (m *Manager) List(ctx context.Context) ([]Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Session, 0, len(rows))
-	for _, row := range rows {
-		s, err := read(row)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, s)
-	}
-	return out, nil
+	return lifecycle.ReadAll(rows, read)
 }
 
 // Get reads one session by id, whatever its phase.
 func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
-	row, err := m.Store.Session(ctx, id)
-	if err != nil {
-		return Session{}, err
-	}
-	return read(row)
+	return read(m.Store.Session(ctx, id))
 }
 
 // ByRepo returns the session of a repository by the repository's key, or
@@ -311,15 +299,9 @@ func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
 				found = append(found, s)
 			}
 		}
-		switch {
-		case len(found) == 1:
-			return found[0], nil
-		case len(found) > 1:
-			var names []string
-			for _, s := range found {
-				names = append(names, s.Name)
-			}
-			return Session{}, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer list")
+		s, ok, err := lifecycle.Only(found, what, "agent-sessionizer list", func(s Session) string { return s.Name })
+		if ok || err != nil {
+			return s, err
 		}
 	}
 	return Session{}, fail.New(fail.NotFound, "no session %q", what).WithHint("agent-sessionizer list")
@@ -353,18 +335,9 @@ func nameBudget(limaHome string) (int, error) {
 	return budget, nil
 }
 
-func randomHex(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // crypto/rand documents that it never fails
-	return hex.EncodeToString(b)
-}
-
 func phaseEvent(from, to, desired Phase) store.Event {
-	return event("phase", PhaseChange{From: from, To: to, Desired: desired})
+	return store.NewEvent("phase", PhaseChange{From: from, To: to, Desired: desired})
 }
-
-// event makes a store event; data is one of this package's event types.
-func event(kind string, data any) store.Event { return store.NewEvent(kind, data) }
 
 // LastPhaseSeq returns the sequence number before the last change of the desired
 // phase. A viewer that starts there sees all of the work in progress.

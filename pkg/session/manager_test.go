@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -183,7 +184,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 					if !woken(t, m, s.ID) {
 						t.Error("keeper started = false, want true")
 					}
-					if to != c.from && (!c.from.canGo(to) || got.ErrorCode != "") {
+					if to != c.from && (!next.Allow(c.from, to) || got.ErrorCode != "") {
 						t.Errorf("transition from %s to %s, error code %q, want one of the table, no old error", c.from, to, got.ErrorCode)
 					}
 					changed := to != c.from || was != desired
@@ -244,9 +245,9 @@ func TestReconcile(t *testing.T) {
 			}
 		}
 	}
-	lock, ok, err := store.TryLock(m.Config.Paths.SessionLock(need[0]))
+	lock, ok, err := lockfile.Try(m.Config.Paths.SessionLock(need[0]))
 	if err != nil || !ok {
-		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
+		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
 	defer lock.Unlock()
 	if err := m.Reconcile(t.Context()); err != nil {

@@ -87,9 +87,3 @@ func TestOpenInTooLongHome(t *testing.T) {
 		t.Fatalf("List after a refused Open = %v, %v, want none", all, err)
 	}
 }
-
-func TestRandomHex(t *testing.T) {
-	if a, b := randomHex(6), randomHex(6); len(a) != 12 || a == b {
-		t.Errorf("randomHex(6) twice = %q, %q, want 12 digits each, different", a, b)
-	}
-}

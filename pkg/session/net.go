@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // settings reads the settings again at every start, so that a changed file takes
@@ -136,7 +137,7 @@ func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f 
 	if _, err := m.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
-	s, err := m.updateStatus(ctx, s.ID, event(EventNet, change), func(status *Status) { f(&status.Net) })
+	s, err := m.updateStatus(ctx, s.ID, store.NewEvent(EventNet, change), func(status *Status) { f(&status.Net) })
 	if err != nil || s.Phase != Ready {
 		return s, err
 	}

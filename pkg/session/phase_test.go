@@ -49,8 +49,8 @@ func TestTableOfTransitions(t *testing.T) {
 		if !reached[p] {
 			t.Errorf("phase %s is unreachable, want a transition that leads to it", p)
 		}
-		if destroy := p != Gone && p != Destroying; p.canGo(Destroying) != destroy {
-			t.Errorf("%s.canGo(%s) = %t, want %t", p, Destroying, !destroy, destroy)
+		if destroy := p != Gone && p != Destroying; next.Allow(p, Destroying) != destroy {
+			t.Errorf("next.Allow(%s, %s) = %t, want %t", p, Destroying, !destroy, destroy)
 		}
 	}
 	if len(next[Gone]) != 0 || !slices.Equal(next[Destroying], []Phase{Gone}) {
@@ -118,7 +118,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 				t.Errorf("error of the row = %q (%s), want an error: %t", stored.ErrorCode, stored.ErrorMessage, failed)
 			}
 			for _, p := range changes(t, w.Manager, s.ID, before) {
-				if !p.From.canGo(p.To) {
+				if !next.Allow(p.From, p.To) {
 					t.Errorf("transition from %s to %s, want one of the table", p.From, p.To)
 				}
 				seen[string(p.From+" "+p.To)] = true

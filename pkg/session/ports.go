@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -225,15 +225,9 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	stop := context.AfterFunc(ctx, func() { _, _ = local.Close(), remote.Close() })
 	defer stop()
 	var both sync.WaitGroup
-	pipe := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // either end may close at any time
-		if h, ok := to.(interface{ CloseWrite() error }); ok {
-			_ = h.CloseWrite()
-		}
-	}
 	check := &browserCheck{Conn: local, guest: remote, session: p.name, port: published, decided: make(chan struct{})}
-	both.Go(func() { pipe(remote, check) })
-	both.Go(func() { pipe(local, &answerCheck{Conn: remote, request: check}) })
+	both.Go(func() { _ = pipe.Copy(remote, check) }) // either end may close at any time
+	both.Go(func() { _ = pipe.Copy(local, &answerCheck{Conn: remote, request: check}) })
 	both.Wait()
 }
 

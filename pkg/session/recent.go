@@ -25,7 +25,7 @@ func (m *Manager) Recent(ctx context.Context, n int) ([]Session, error) {
 		if Phase(row.Phase) != Gone || seen[row.RepoKey] {
 			continue
 		}
-		s, err := read(row)
+		s, err := read(row, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -50,7 +51,7 @@ const (
 )
 
 // next is the only table of transitions; Worker and Manager follow it.
-var next = map[Phase][]Phase{
+var next = lifecycle.Transitions[Phase]{
 	Creating:   {Ready, Broken, Stopping, Destroying},
 	Ready:      {Stopping, Stopped, Broken, Destroying},
 	Stopping:   {Stopped, Broken, Destroying},
@@ -59,15 +60,6 @@ var next = map[Phase][]Phase{
 	Broken:     {Creating, Starting, Stopping, Destroying},
 	Destroying: {Gone},
 	Gone:       nil,
-}
-
-func (p Phase) canGo(to Phase) bool {
-	for _, q := range next[p] {
-		if q == to {
-			return true
-		}
-	}
-	return false
 }
 
 // AtRest reports whether a session in phase p with that desired phase needs no
@@ -161,7 +153,11 @@ func (s Session) Guest(conn *ssh.Client) guestclient.Guest {
 	return guestclient.Guest{SSH: conn, Root: s.Status.Root, Delivered: s.Status.Secrets}
 }
 
-func read(row store.Session) (Session, error) {
+// read decodes a row, unless the store returned an error instead.
+func read(row store.Session, err error) (Session, error) {
+	if err != nil {
+		return Session{}, err
+	}
 	s := Session{Session: row, Phase: Phase(row.Phase), Desired: Phase(row.Desired)}
 	if err := json.Unmarshal(row.Spec, &s.Spec); err != nil {
 		return s, fmt.Errorf("read spec of session %s: %w", row.Name, err)
@@ -178,56 +174,70 @@ func (s Session) VM() string { return cmp.Or(s.Status.VM, s.Name) }
 
 // DisplayName returns the repository as a user names it: a directory's name, owner/repo,
 // or HOST/owner/repo where the host is not github.com.
-func (s Session) DisplayName() string {
-	host, _, _ := strings.Cut(s.RepoKey, "/")
-	if host == "github.com" || strings.HasPrefix(s.RepoKey, "local:") {
-		return s.Repo
+func (s Session) DisplayName() string { return s.View().DisplayName() }
+
+// DisplayName returns the repository as a user names it, as for a Session.
+func (v View) DisplayName() string {
+	host, _, _ := strings.Cut(v.RepoKey, "/")
+	if host == "github.com" || strings.HasPrefix(v.RepoKey, "local:") {
+		return v.Repo
 	}
-	return host + "/" + s.Repo
+	return host + "/" + v.Repo
+}
+
+// Message returns the last failure, or "".
+func (v View) Message() string {
+	if v.Error == nil {
+		return ""
+	}
+	return v.Error.Message
 }
 
 // View is a session as --json shows it. Fields are only ever added.
 type View struct {
-	ID             string           `json:"id"`
-	Name           string           `json:"name"`
-	Repo           string           `json:"repo"`
-	RepoKey        string           `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
-	State          Phase            `json:"state"`
-	Desired        Phase            `json:"desired"`
-	CreatedAt      time.Time        `json:"created_at"`
-	StateChangedAt time.Time        `json:"state_changed_at"`
-	Error          *ViewError       `json:"error,omitempty"`
-	Task           string           `json:"task,omitempty"` // the task that owns the session
-	Image          string           `json:"image"`
-	Profile        string           `json:"profile,omitempty"`
-	Resources      config.Resources `json:"resources"`
-	Branch         string           `json:"branch,omitempty"`
-	Dir            string           `json:"dir,omitempty"`
-	SSH            string           `json:"ssh,omitempty"` // address while the VM runs
-	Accel          string           `json:"accel,omitempty"`
-	From           golden.From      `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
-	Enforced       bool             `json:"enforced"`
-	Ports          []PublishedPort  `json:"ports,omitempty"`
-	Attention      *Attention       `json:"attention,omitempty"` // while the VM runs
-}
-
-// ViewError is the last failure.
-type ViewError struct {
-	Code    string `json:"code"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
+	ID              string               `json:"id"`
+	Name            string               `json:"name"`
+	Repo            string               `json:"repo"`
+	RepoKey         string               `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
+	State           Phase                `json:"state"`
+	Desired         Phase                `json:"desired"`
+	CreatedAt       time.Time            `json:"created_at"`
+	StateChangedAt  time.Time            `json:"state_changed_at"`
+	Error           *lifecycle.ViewError `json:"error,omitempty"`
+	Task            string               `json:"task,omitempty"` // the task that owns the session
+	Image           string               `json:"image"`
+	Profile         string               `json:"profile,omitempty"`
+	Resources       config.Resources     `json:"resources"`
+	Branch          string               `json:"branch,omitempty"`
+	Dir             string               `json:"dir,omitempty"`
+	Root            string               `json:"root,omitempty"`         // prefix of every path in the guest, "" for a VM
+	Base            *repo.Base           `json:"base,omitempty"`         // what was cloned
+	LocalClone      string               `json:"local_clone,omitempty"`  // the directory that the session was created from
+	NetworkMode     policy.Mode          `json:"network_mode,omitempty"` // by flag
+	RequestedBranch string               `json:"requested_branch,omitempty"`
+	WithChanges     bool                 `json:"with_changes,omitempty"`
+	WasReady        bool                 `json:"was_ready,omitempty"`
+	Tmux            string               `json:"tmux,omitempty"`      // socket of the tmux server on its host that shows the session
+	VisitedAt       time.Time            `json:"visited_at,omitzero"` // when a user last attached
+	Reachable       bool                 `json:"reachable,omitempty"` // its VM has an address
+	SSH             string               `json:"ssh,omitempty"`       // address while the VM runs
+	Accel           string               `json:"accel,omitempty"`
+	From            golden.From          `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
+	Enforced        bool                 `json:"enforced"`
+	Ports           []PublishedPort      `json:"ports,omitempty"`
+	Attention       *Attention           `json:"attention,omitempty"` // while the VM runs
 }
 
 // View returns s as --json shows it.
 func (s Session) View() View {
 	v := View{
-		ID: s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Desired: s.Desired,
+		Error: lifecycle.LastError(s.ErrorCode, s.ErrorMessage, s.ErrorHint),
+		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
-		Dir: s.Status.Dir, Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
-	}
-	if s.ErrorCode != "" {
-		v.Error = &ViewError{s.ErrorCode, s.ErrorMessage, s.ErrorHint}
+		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,
+		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
+		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch

@@ -14,7 +14,7 @@ import (
 )
 
 // standbyDir returns the directory that a standby VM is moved to when a session takes
-// it (golden.Maker.Take). While it exists, adoptStandby has not moved all of its
+// it (golden.Pool.Take). While it exists, adoptStandby has not moved all of its
 // content yet.
 func (m *Manager) standbyDir(id string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), "standby")
@@ -65,7 +65,7 @@ func (w *Worker) releaseStandby(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return w.Golden.Discard(ctx, standby)
+	return w.Golden.Pool.Discard(ctx, standby)
 }
 
 // freeStandbyMemory removes the standby VMs when a session of another size needs their memory.
@@ -74,5 +74,5 @@ func (w *Worker) freeStandbyMemory(ctx context.Context, memory config.Size) erro
 	if err != nil || host.FreeMemory == 0 || host.FreeMemory >= memory/2+w.Config.Limits.MemoryReserve {
 		return err
 	}
-	return w.Golden.Drain(ctx, false, nil)
+	return w.Golden.Pool.Drain(ctx, false, nil)
 }

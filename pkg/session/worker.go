@@ -13,6 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -54,69 +55,33 @@ const (
 	stopGrace        = 30 * time.Second
 )
 
-// step runs f as a named step and reports it in events.
-func (w *Worker) step(ctx context.Context, id, name string, f func(context.Context, vm.Progress) error) error {
-	began := time.Now()
-	tell := func(state, detail string) {
-		// An event that cannot be written must not stop the work: the phase change
-		// that follows uses the same store and will fail loudly.
-		ctx := context.WithoutCancel(ctx)
-		ev := event(EventStep, Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
-		var err error
-		if state == stepProgress {
-			_, err = w.appendFromGuest(ctx, id, ev, func(*Status) {})
-		} else {
-			err = w.Store.Append(ctx, id, ev)
-		}
-		if err != nil {
-			w.Log.ErrorContext(ctx, "failed to append event", "step", name, "state", state, "error", err)
-		}
-	}
-	tell("start", "")
-	var last time.Time
-	var lastMsg string
-	err := f(ctx, func(msg string) {
-		// A download reports progress often; a person reads a few lines a second.
-		if msg == lastMsg || time.Since(last) < 200*time.Millisecond {
-			return
-		}
-		last, lastMsg = time.Now(), msg
-		tell(stepProgress, msg)
-	})
-	if err != nil {
-		if ctx.Err() == nil {
-			tell("failed", err.Error())
-		}
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	tell("done", "")
-	return nil
+// report returns what reports the work of the phases in events.
+func (w *Worker) report() lifecycle.Reporter {
+	return lifecycle.Reporter{Store: w.Store, Log: w.Log, Redact: w.Redact, AppendFromGuest: func(ctx context.Context, id string, ev store.Event) error {
+		_, err := w.appendFromGuest(ctx, id, ev, func(*Status) {})
+		return err
+	}}
 }
 
-// text returns s as rows and events may hold it: without secrets, safe to print, and
-// short.
-func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
+func (w *Worker) step(ctx context.Context, id, name string, f func(context.Context, vm.Progress) error) error {
+	return w.report().Step(ctx, id, name, f)
+}
+
+func (w *Worker) text(s string) string { return w.report().Text(s) }
 
 func (w *Worker) warn(ctx context.Context, id, hint, format string, args ...any) {
-	err := w.Store.Append(ctx, id, event(EventWarning, Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint}))
-	if err != nil {
-		w.Log.ErrorContext(ctx, "failed to append warning", "error", err)
-	}
+	w.report().Warn(ctx, id, hint, format, args...)
 }
 
 // updateStatus changes the session's status in the store.
 func (m *Manager) updateStatus(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
-	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) })
-	if err != nil {
-		return Session{}, err
-	}
-	return read(row)
+	return read(m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) { return ev, change(row, f) }))
 }
 
 // appendFromGuest works like updateStatus, for an event that a guest can cause as
 // often as it likes. The event is stored only within the session's budget.
 func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event, f func(*Status)) (Session, error) {
-	row, err := m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
+	return read(m.Store.Update(ctx, id, func(row *store.Session) (store.Event, error) {
 		var admitted store.Event
 		err := change(row, func(status *Status) {
 			f(status)
@@ -125,11 +90,7 @@ func (m *Manager) appendFromGuest(ctx context.Context, id string, ev store.Event
 			}
 		})
 		return admitted, err
-	})
-	if err != nil {
-		return Session{}, err
-	}
-	return read(row)
+	}))
 }
 
 // change changes the status of a row that is being updated.
@@ -150,7 +111,7 @@ func change(row *store.Session, f func(*Status)) error {
 // Status.Work, which is valid only for the stop that recorded it: a session that
 // leaves Stopped, or gets there without a report from its guest, has none.
 func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*store.Session)) (Session, error) {
-	if !s.Phase.canGo(to) {
+	if !next.Allow(s.Phase, to) {
 		return s, fmt.Errorf("session %s: no transition from %s to %s", s.Name, s.Phase, to)
 	}
 	return w.move(ctx, s, to, nil, change)
@@ -172,7 +133,7 @@ func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkS
 		return s, err
 	}
 	w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", to, "desired", s.Desired)
-	return read(row)
+	return read(row, nil)
 }
 
 // markBroken records a failed step.
@@ -183,13 +144,13 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 	}
 	msg := w.text(cause.Error())
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
-		event(EventPhase, PhaseChange{From: s.Phase, To: Broken, Desired: s.Desired, Code: code, Reason: msg, Hint: hint}),
+		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Broken, Desired: s.Desired, Code: code, Reason: msg, Hint: hint}),
 		func(row *store.Session) { row.SetError(code, msg, hint) })
 	if err != nil {
 		return s, errors.Join(cause, err)
 	}
 	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "desired", s.Desired, "code", code, "error", msg)
-	return read(row)
+	return read(row, nil)
 }
 
 // Next takes the step that brings the session one phase closer to its desired phase,
@@ -334,7 +295,7 @@ func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error)
 	hint := "agent-sessionizer open " + s.Name
 	var statusErr error
 	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
-		event(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
+		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
 		func(row *store.Session) {
 			if Phase(row.Desired) == Ready { // a desired phase of Gone stays
 				row.Desired = string(Stopped)
@@ -346,5 +307,5 @@ func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error)
 	if err != nil {
 		return s, err
 	}
-	return read(row)
+	return read(row, nil)
 }

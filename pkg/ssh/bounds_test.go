@@ -16,6 +16,8 @@ import (
 
 	"github.com/pkg/sftp"
 	"golang.org/x/sys/unix"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // A copy leaves 256 MiB of the host's disk free, whatever size the guest reports.
@@ -196,25 +198,9 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-func TestBoundedAndExitError(t *testing.T) {
+func TestGateAndExitError(t *testing.T) {
 	var out bytes.Buffer
-	over := 0
-	b := &bounded{w: &out, left: 5, over: func() { over++ }}
-	for _, s := range []string{"123", "45", "", "6", "7"} {
-		if n, err := b.Write([]byte(s)); n != len(s) || err != nil {
-			t.Errorf("Write(%q) = %d, %v, want %d, nil", s, n, err, len(s))
-		}
-	}
-	if out.String() != "12345" || over != 2 {
-		t.Errorf("output = %q, over the bound %d times, want \"12345\", 2", out.String(), over)
-	}
-	r, w := io.Pipe()
-	_ = r.Close()
-	if _, err := (&bounded{w: w, left: 5}).Write([]byte("a")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("Write to a broken writer = %v, want %v", err, io.ErrClosedPipe)
-	}
 	g := &gate{w: &out}
-	out.Reset()
 	_, _ = g.Write([]byte("a"))
 	g.close()
 	if n, err := g.Write([]byte("b")); n != 1 || err != nil || out.String() != "a" {
@@ -237,11 +223,7 @@ func TestBoundedAndExitError(t *testing.T) {
 // ListenRelay accepts only paths that macOS accepts, and replaces the socket of a
 // dead process.
 func TestListenRelay(t *testing.T) {
-	dir, err := os.MkdirTemp("", "r")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := testenv.ShortDir(t)
 	for n, ok := range map[int]bool{socketBound: true, socketBound + 1: false} {
 		path := filepath.Join(dir, strings.Repeat("s", n-len(dir)-1))
 		l, err := ListenRelay(path)

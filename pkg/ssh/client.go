@@ -59,6 +59,10 @@ type Target struct {
 	// Relay is the socket of a relay, which Dial tries first; "" for none.
 	Relay string
 
+	// Tunnel connects to a relay at the other end of a tunnel, as Client.Tunnel serves it.
+	// Dial uses nothing else then. Tunnel has authenticated the other end.
+	Tunnel func(context.Context) (net.Conn, error)
+
 	// Patience bounds a login, 30 s if 0. A guest that has just booted is slow,
 	// especially if others boot at the same time.
 	Patience time.Duration
@@ -104,6 +108,9 @@ func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, e
 // Dial connects and logs in within half a minute, or within t.Patience if set. If
 // there is a relay, Dial uses its existing connection instead.
 func Dial(ctx context.Context, t Target) (*Client, error) {
+	if t.Tunnel != nil {
+		return dialTunnel(ctx, t)
+	}
 	if t.Relay != "" {
 		c, err := dialRelay(ctx, t)
 		if err == nil || ctx.Err() != nil {

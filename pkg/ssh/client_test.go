@@ -9,7 +9,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	xssh "golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 func TestDialAcceptsOnlyThePinnedKey(t *testing.T) {
@@ -150,11 +150,7 @@ func TestDialEndsWithItsContext(t *testing.T) {
 // A dial that is cancelled while a relay is silent does not fall back to the guest.
 func TestDialThroughARelayEndsWithItsContext(t *testing.T) {
 	s := serve(t, nil, nil)
-	dir, err := os.MkdirTemp("", "r")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := testenv.ShortDir(t)
 	ln, err := ssh.ListenRelay(filepath.Join(dir, "sock"))
 	if err != nil {
 		t.Fatal(err)

@@ -80,20 +80,39 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the relay: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
 	if err := peercred.Own(conn.(*net.UnixConn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	return openRelayed(ctx, t, conn)
+}
+
+func dialTunnel(ctx context.Context, t Target) (*Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialBound+relayOpen) // the other end logs in first
+	defer cancel()
+	conn, err := t.Tunnel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return openRelayed(ctx, t, conn)
+}
+
+// openRelayed speaks to a relay over conn, which it closes on error.
+func openRelayed(ctx context.Context, t Target, conn net.Conn) (*Client, error) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
 	// A stopped relay process accepts connections but never responds.
-	_ = conn.SetDeadline(time.Now().Add(relayHello))
+	hello := time.Now().Add(relayHello)
+	if t.Relay == "" {
+		hello, _ = ctx.Deadline()
+	}
+	_ = conn.SetDeadline(hello)
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Relay, &ssh.ClientConfig{
 		Config:            relayConfig(),
 		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peercred.Own identifies the relay
 		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("connect to the relay: %w", errors.Join(err, conn.Close()))
+		return nil, errors.Join(fmt.Errorf("connect to the relay: %w: %s", ErrUnreachable, brief(err.Error())), conn.Close())
 	}
 	_ = conn.SetDeadline(time.Time{})
 	cl := newClient(t, conn, c, chans, reqs)
@@ -121,23 +140,52 @@ type relay struct {
 	config *ssh.ServerConfig
 }
 
+// Tunnel serves the connection to one client at the other end of conn, which the caller has
+// authenticated, until ctx is done or either connection ends. It closes both.
+func (c *Client) Tunnel(ctx context.Context, conn net.Conn) error {
+	r, err := newRelay(c)
+	if err != nil {
+		return errors.Join(err, conn.Close(), c.Close())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-c.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	// The guest closes the channels of a client that is gone; one that does not is cut off.
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	r.serve(ctx, conn)
+	return c.Close()
+}
+
+func newRelay(c *Client) (*relay, error) {
+	_, secret, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("create the relay's key: %w", err)
+	}
+	key, err := ssh.NewSignerFromKey(secret)
+	if err != nil {
+		return nil, fmt.Errorf("create the relay's key: %w", err)
+	}
+	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}}
+	r.config.AddHostKey(key)
+	return r, nil
+}
+
 // Relay serves the connection to this user's other processes on l until ctx is
 // done, the connection is lost, or l fails. It then closes the connection and l,
 // and returns once everything that used them has ended. Other users of the
 // connection must not need it longer.
 func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	defer l.Close()
-	_, secret, err := ed25519.GenerateKey(rand.Reader)
+	r, err := newRelay(c)
 	if err != nil {
-		return fmt.Errorf("create the relay's key: %w", err)
+		return err
 	}
-	key, err := ssh.NewSignerFromKey(secret)
-	if err != nil {
-		return fmt.Errorf("create the relay's key: %w", err)
-	}
-	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}}
-	r.config.AddHostKey(key)
-
 	ctx, cancel := context.WithCancel(ctx)
 	var clients sync.WaitGroup
 	defer func() {
@@ -187,7 +235,7 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 
 // serve handles one client. It returns, and frees the client's slot, when the guest
 // has closed all of the client's channels too.
-func (r *relay) serve(ctx context.Context, conn *net.UnixConn) {
+func (r *relay) serve(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()

@@ -21,6 +21,7 @@ import (
 	xssh "golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // relayed is a relay of a connection to s.
@@ -85,15 +86,6 @@ func (r *relayed) dial(t *testing.T) *ssh.Client {
 		t.Fatalf("connections to the guest = %d, want %d: the client must use the relay", r.connections(), was)
 	}
 	return c
-}
-
-func within(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within two minutes", what)
-		}
-	}
 }
 
 // random returns an endless stream that is the same for the same seed.
@@ -219,7 +211,7 @@ func TestRelayHasRoomForSome(t *testing.T) {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	within(t, "the relay has a free slot again", func() bool {
+	testenv.WaitFor(t, "the relay has a free slot again", func() bool {
 		was := s.connections()
 		_ = r.through(t).Close()
 		return s.connections() == was
@@ -483,11 +475,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 // Dial ignores a socket that is not a relay, or not one of this user's.
 func TestDialWithoutARelay(t *testing.T) {
 	s := serve(t, guest, nil)
-	dir, err := os.MkdirTemp("", "r")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := testenv.ShortDir(t)
 	socket := filepath.Join(dir, "sock")
 	try := func(what string) {
 		t.Helper()
@@ -556,5 +544,5 @@ func TestRelayLeavesNothing(t *testing.T) {
 		<-r.ended
 		left.Wait()
 	})
-	within(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
+	testenv.WaitFor(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 }

@@ -1,7 +1,6 @@
 package ssh
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -55,12 +55,8 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	tooMuch := fmt.Errorf("the guest sent more than %d bytes", limit)
-	var stdout, stderr bytes.Buffer
-	err := c.Run(ctx, cmd, IO{
-		Stdin:  stdin,
-		Stdout: &bounded{w: &stdout, left: limit, over: func() { cancel(tooMuch) }},
-		Stderr: &bounded{w: &stderr, left: stderrBound, over: func() {}},
-	})
+	stdout, stderr := pipe.Buffer{Limit: int(limit), Full: func() { cancel(tooMuch) }}, pipe.Buffer{Limit: stderrBound}
+	err := c.Run(ctx, cmd, IO{Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
 	switch {
 	case context.Cause(ctx) == tooMuch: //nolint:errorlint // this error value itself
 		return nil, tooMuch
@@ -71,27 +67,6 @@ func (c *Client) Output(ctx context.Context, cmd string, stdin io.Reader, limit 
 		return nil, fmt.Errorf("%w: %s", err, text)
 	}
 	return nil, err
-}
-
-// bounded passes on the first bytes and discards the rest, so that the guest is
-// never blocked by unread output.
-type bounded struct {
-	w    io.Writer
-	left int64
-	over func()
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	keep := p
-	if int64(len(p)) > b.left {
-		keep = p[:b.left]
-		b.over()
-	}
-	b.left -= int64(len(keep))
-	if _, err := b.w.Write(keep); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }
 
 // gate passes writes on until it is shut.

@@ -145,22 +145,3 @@ func TestBrokenAtOpen(t *testing.T) {
 		t.Error("Open with a cancelled context = nil, want an error")
 	}
 }
-
-// A lock that cannot be taken is neither held nor acquired.
-func TestLockErrors(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	l := mustLock(t, file)
-	defer l.Unlock()
-	for _, path := range []string{filepath.Join(file, "below"), filepath.Join(file, "below", "it"), t.TempDir()} {
-		l, ok, err := store.TryLock(path)
-		if l != nil || ok || err == nil {
-			t.Errorf("TryLock(%s) = %v, %t, %v, want nil, false, an error", path, l, ok, err)
-		}
-		if store.Held(path) {
-			t.Errorf("Held(%s) = true, want false", path)
-		}
-	}
-	if died, err := store.Died(filepath.Join(file, "below")); died || err == nil {
-		t.Errorf("Died(path below a file) = %t, %v, want false, an error", died, err)
-	}
-}

@@ -84,7 +84,7 @@ func (s *Store) Append(ctx context.Context, subject string, ev Event) error {
 
 // AppendAll adds events in their order, either all of them or none.
 func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) error {
-	return s.tx(ctx, func(tx *sql.Tx) error {
+	return s.db.tx(ctx, func(tx *sql.Tx) error {
 		is, err := subjectExists(ctx, tx, subject)
 		if err == nil && !is {
 			err = fail.New(fail.NotFound, "no session or task %s", subject)
@@ -99,8 +99,8 @@ func (s *Store) AppendAll(ctx context.Context, subject string, evs []Event) erro
 // EventRange returns the sequence numbers of the oldest and the newest existing
 // event, or 0 and 0 when none exists.
 func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest int64, err error) {
-	err = s.retryBusy(ctx, func() error {
-		oldest, newest, err = eventRange(ctx, s.db, subject)
+	err = s.db.retryBusy(ctx, func() error {
+		oldest, newest, err = eventRange(ctx, s.db.sql, subject)
 		return err
 	})
 	return oldest, newest, err
@@ -124,8 +124,8 @@ func (s *Store) Events(ctx context.Context, subject string, after int64, limit i
 // events works like Events, but stops once it has this many bytes of data, unless
 // bytes is negative.
 func (s *Store) events(ctx context.Context, subject string, after int64, limit, bytes int) (evs []Event, err error) {
-	err = s.retryBusy(ctx, func() error {
-		if evs, err = readEvents(ctx, s.db, subject, after, limit, bytes); err != nil {
+	err = s.db.retryBusy(ctx, func() error {
+		if evs, err = readEvents(ctx, s.db.sql, subject, after, limit, bytes); err != nil {
 			return err
 		}
 		if after < 0 || len(evs) > 0 && evs[0].Seq == after+1 {
@@ -133,7 +133,7 @@ func (s *Store) events(ctx context.Context, subject string, after int64, limit, 
 		}
 		// No event, or not the next one. Events that were added in between appear in
 		// the range and are returned by the next call.
-		oldest, newest, err := eventRange(ctx, s.db, subject)
+		oldest, newest, err := eventRange(ctx, s.db.sql, subject)
 		switch {
 		case err != nil:
 			return err
@@ -206,7 +206,7 @@ func (s *Store) Follow(ctx context.Context, subject string, after int64) iter.Se
 				continue
 			}
 			if t == nil {
-				t = s.notifier.join(s.db, subject)
+				t = s.notifier.join(s.db.sql, subject)
 				continue
 			}
 			select {
@@ -235,8 +235,8 @@ func (s *Store) PruneEvents(ctx context.Context, before time.Time, active func(s
 		oldest, keep int64 // sequence numbers: of the first existing event, and of the first that stays
 	}
 	var all []old
-	err = s.retryBusy(ctx, func() error {
-		all, err = collect(ctx, s.db, func(row scanner) (o old, err error) {
+	err = s.db.retryBusy(ctx, func() error {
+		all, err = collect(ctx, s.db.sql, func(row scanner) (o old, err error) {
 			err = row.Scan(&o.subject, &o.oldest, &o.keep)
 			return o, err
 		}, `SELECT subject, min(seq) AS oldest, coalesce(min(seq) FILTER (WHERE at >= ?), max(seq)) AS keep FROM events GROUP BY subject HAVING oldest < keep`, before.UnixMilli())
@@ -266,10 +266,10 @@ func (s *Store) pruneRange(ctx context.Context, subject string, from, to int64, 
 		return q.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(octet_length(data)), 0)`+which, subject, from, to).Scan(&events, &bytes)
 	}
 	if dry {
-		err = s.retryBusy(ctx, func() error { return count(s.db) })
+		err = s.db.retryBusy(ctx, func() error { return count(s.db.sql) })
 		return events, bytes, err
 	}
-	err = s.tx(ctx, func(tx *sql.Tx) error {
+	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if err := count(tx); err != nil || events == 0 { // another process pruned meanwhile
 			return err
 		}

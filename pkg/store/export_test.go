@@ -29,7 +29,7 @@ func OpenBusy(ctx context.Context, path string, busy time.Duration) (*Store, err
 
 // Plan returns how SQLite executes a query, one step per line.
 func (s *Store) Plan(ctx context.Context, query string, args ...any) (string, error) {
-	steps, err := collect(ctx, s.db, func(row scanner) (string, error) {
+	steps, err := collect(ctx, s.db.sql, func(row scanner) (string, error) {
 		var id, parent, unused int
 		var detail string
 		err := row.Scan(&id, &parent, &unused, &detail)
@@ -68,22 +68,22 @@ func (s *Store) Watched() (subjects int, running bool) {
 }
 
 // Connections returns how many connections are in use.
-func (s *Store) Connections() int { return s.db.Stats().InUse }
+func (s *Store) Connections() int { return s.db.sql.Stats().InUse }
 
 // Waiting returns how many writers of this process wait.
 func (s *Store) Waiting() int {
-	s.writes.mu.Lock()
-	defer s.writes.mu.Unlock()
-	return len(s.writes.waiting)
+	s.db.writes.mu.Lock()
+	defer s.db.writes.mu.Unlock()
+	return len(s.db.writes.waiting)
 }
 
 // Tx runs one write.
-func (s *Store) Tx(ctx context.Context, f func(*sql.Tx) error) error { return s.tx(ctx, f) }
+func (s *Store) Tx(ctx context.Context, f func(*sql.Tx) error) error { return s.db.tx(ctx, f) }
 
 // Pragmas returns a pragma's value on each of the connections that a store has.
 func (s *Store) Pragmas(ctx context.Context, name string) (values []string, err error) {
 	for range connections {
-		c, err := s.db.Conn(ctx)
+		c, err := s.db.sql.Conn(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -148,43 +147,6 @@ func TestSQLiteWaitsInSteps(t *testing.T) {
 		if err != nil || got[0] != want {
 			t.Errorf("busy_timeout for %s = %q, %v, want %s ms", busy, got, err, want)
 		}
-	}
-}
-
-// An unlinked lock file protects nothing: its holder keeps a lock that no other
-// process can find, and the next process locks the new file.
-func TestUnlinkedLock(t *testing.T) {
-	path := t.TempDir() + "/lock"
-	var wait sync.WaitGroup
-	var held, most atomic.Int32
-	for range 4 {
-		wait.Go(func() {
-			for taken := 0; taken < 200; {
-				l, ok, err := store.TryLock(path)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if !ok {
-					continue
-				}
-				taken++
-				if n := held.Add(1); n > most.Load() {
-					most.Store(n)
-				}
-				held.Add(-1)
-				if err := os.Remove(path); err != nil { // the holder's last action
-					t.Error(err)
-				}
-				if err := l.Unlock(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wait.Wait()
-	if most.Load() != 1 {
-		t.Errorf("processes holding the lock at once = %d, want 1", most.Load())
 	}
 }
 

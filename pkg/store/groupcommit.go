@@ -68,28 +68,28 @@ func (w *groupCommit) drain() []*write {
 // tx runs f in a write transaction that others may share. If f fails, nothing of it
 // is written; the failure of another write does not affect f. tx may run f more than
 // once.
-func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
+func (d *database) tx(ctx context.Context, f func(*sql.Tx) error) error {
 	one := &write{ctx: ctx, f: f, done: make(chan struct{})}
-	s.writes.join(one)
-	late := time.NewTimer(s.busy)
+	d.writes.join(one)
+	late := time.NewTimer(d.busy)
 	defer late.Stop()
 	for {
 		var cause error
 		select {
 		case <-one.done:
 			return one.err
-		case s.writes.turn <- struct{}{}:
-			cause = s.commitGroup(one)
-			<-s.writes.turn
+		case d.writes.turn <- struct{}{}:
+			cause = d.commitGroup(one)
+			<-d.writes.turn
 		case <-late.C:
-			cause = s.taken(errors.New("it belongs to this process"))
+			cause = d.taken(errors.New("it belongs to this process"))
 		case <-ctx.Done():
-			cause = fmt.Errorf("store %s: %w", s.path, ctx.Err())
+			cause = fmt.Errorf("store %s: %w", d.path, ctx.Err())
 		}
 		if cause == nil {
 			continue // it is done, or belongs to the next group
 		}
-		if s.writes.leave(one) {
+		if d.writes.leave(one) {
 			return cause
 		}
 		<-one.done // it is being written, and will be answered
@@ -99,49 +99,49 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 
 // commitGroup writes what waits. It returns an error only if it could not begin a
 // transaction. one is among the waiting writes until it is done.
-func (s *Store) commitGroup(one *write) error {
+func (d *database) commitGroup(one *write) error {
 	select {
 	case <-one.done:
 		return nil
 	default:
 	}
-	tx, err := s.begin(one.ctx)
+	tx, err := d.begin(one.ctx)
 	if err != nil {
 		return err
 	}
-	all := s.writes.drain()
+	all := d.writes.drain()
 	if len(all) == 1 {
-		all[0].end(s.explain(all[0].ctx, finishTx(tx, all[0].f)))
+		all[0].end(d.explain(all[0].ctx, finishTx(tx, all[0].f)))
 		return nil
 	}
-	if s.commitAll(tx, all) {
+	if d.commitAll(tx, all) {
 		return nil
 	}
 	for _, each := range all {
-		each.end(s.commitOne(each))
+		each.end(d.commitOne(each))
 	}
 	return nil
 }
 
 // begin waits for other processes. The transaction does not end with ctx, because
 // other writes may share it.
-func (s *Store) begin(ctx context.Context) (tx *sql.Tx, err error) {
-	err = s.retryBusy(ctx, func() error {
+func (d *database) begin(ctx context.Context) (tx *sql.Tx, err error) {
+	err = d.retryBusy(ctx, func() error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		tx, err = s.db.BeginTx(context.WithoutCancel(ctx), nil)
+		tx, err = d.sql.BeginTx(context.WithoutCancel(ctx), nil)
 		return err
 	})
 	return tx, err
 }
 
-func (s *Store) commitOne(one *write) error {
-	tx, err := s.begin(one.ctx)
+func (d *database) commitOne(one *write) error {
+	tx, err := d.begin(one.ctx)
 	if err != nil {
 		return err
 	}
-	return s.explain(one.ctx, finishTx(tx, one.f))
+	return d.explain(one.ctx, finishTx(tx, one.f))
 }
 
 // finishTx runs f and ends the transaction.
@@ -163,7 +163,7 @@ func commit(tx *sql.Tx) error {
 // commitAll writes all in one transaction, each under its own savepoint. It reports
 // false, and has written nothing, when SQLite gave up the whole transaction because
 // of one write: on a full disk, or when a context ended within a statement.
-func (s *Store) commitAll(tx *sql.Tx, all []*write) bool {
+func (d *database) commitAll(tx *sql.Tx, all []*write) bool {
 	ctx := context.WithoutCancel(all[0].ctx)
 	errs := make([]error, len(all))
 	for i, one := range all {
@@ -186,7 +186,7 @@ func (s *Store) commitAll(tx *sql.Tx, all []*write) bool {
 		if errs[i] == nil {
 			errs[i] = err
 		}
-		one.end(s.explain(one.ctx, errs[i]))
+		one.end(d.explain(one.ctx, errs[i]))
 	}
 	return true
 }

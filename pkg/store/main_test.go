@@ -18,7 +18,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 
 	sqlite "modernc.org/sqlite"
 )
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	what := os.Getenv("STORE_TEST_CHILD")
 	if what == "" {
 		hookCommits()
-		os.Exit(reexec.Run(m))
+		os.Exit(testenv.Run(m))
 	}
 	ctx := context.Background()
 	var verb string
@@ -66,14 +66,6 @@ func dieBefore(nth int) {
 
 func child(ctx context.Context, verb, path string, count int) error {
 	switch verb {
-	case "lock": // until stdin ends
-		l, ok, err := store.TryLock(path)
-		if err != nil || !ok {
-			return fmt.Errorf("lock: %t %w", ok, err)
-		}
-		fmt.Println("locked")
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		return l.Unlock()
 	case "unprivileged":
 		if os.Geteuid() == 0 {
 			if err := syscall.Setuid(65534); err != nil {
@@ -198,7 +190,7 @@ func spawn(t testing.TB, what, path string) *process {
 		_ = p.Process.Kill()
 		_ = p.Wait()
 	})
-	p.expect(t, map[bool]string{true: "locked", false: "up"}[what == "lock"])
+	p.expect(t, "up")
 	return p
 }
 

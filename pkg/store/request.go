@@ -26,8 +26,8 @@ const (
 
 // Request returns the request with that key, if it was reserved within the last day.
 func (s *Store) Request(ctx context.Context, actor, key string) (r Request, found bool, err error) {
-	err = s.retryBusy(ctx, func() error {
-		r, found, err = request(ctx, s.db, actor, key)
+	err = s.db.retryBusy(ctx, func() error {
+		r, found, err = request(ctx, s.db.sql, actor, key)
 		return err
 	})
 	return r, found, err
@@ -49,7 +49,7 @@ func request(ctx context.Context, q queryer, actor, key string) (Request, bool, 
 // then returned instead. Keys expire after a day, and an actor's oldest ones when it
 // has too many.
 func (s *Store) Reserve(ctx context.Context, r Request) (kept Request, err error) {
-	err = s.tx(ctx, func(tx *sql.Tx) error {
+	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE at < ?`, now().Add(-requestAge).UnixMilli()); err != nil {
 			return fmt.Errorf("remove old requests: %w", err)
 		}

@@ -28,7 +28,7 @@ type record[R any] interface {
 // describe the change. It stores both.
 func update[R any, P record[R]](ctx context.Context, s *Store, id string, f func(P) ([]Event, error)) (R, error) {
 	var row R
-	err := s.tx(ctx, func(tx *sql.Tx) error {
+	err := s.db.tx(ctx, func(tx *sql.Tx) error {
 		row = *new(R)
 		if err := P(&row).load(ctx, tx, id); err != nil {
 			return err

@@ -68,15 +68,15 @@ func (s *Session) save(ctx context.Context, tx *sql.Tx) error {
 
 // Session returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Session(ctx context.Context, id string) (row Session, err error) {
-	err = s.retryBusy(ctx, func() error { return row.load(ctx, s.db, id) })
+	err = s.db.retryBusy(ctx, func() error { return row.load(ctx, s.db.sql, id) })
 	return row, err
 }
 
 // Sessions returns the rows whose phase is not gone, oldest first; with gone, all
 // rows.
 func (s *Store) Sessions(ctx context.Context, gone bool) (rows []Session, err error) {
-	err = s.retryBusy(ctx, func() error {
-		rows, err = sessions(ctx, s.db, gone)
+	err = s.db.retryBusy(ctx, func() error {
+		rows, err = sessions(ctx, s.db.sql, gone)
 		return err
 	})
 	return rows, err
@@ -106,7 +106,7 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 	if n.Task != "" {
 		same, of = `task <> '' AND task = ?`, n.Task // the redundant condition makes SQLite use the index
 	}
-	err = s.tx(ctx, func(tx *sql.Tx) error {
+	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		created = false // this function may run a second time
 		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of))
 		if !errors.Is(err, sql.ErrNoRows) {

@@ -26,11 +26,16 @@ import (
 
 // Store is safe for concurrent use by goroutines and by processes.
 type Store struct {
-	db       *sql.DB
-	path     string
-	busy     time.Duration // how long a writer waits for others
-	writes   groupCommit
+	db       *database
 	notifier notifier
+}
+
+// database is the open file. It runs transactions, and explains why they fail.
+type database struct {
+	sql    *sql.DB
+	path   string
+	busy   time.Duration // how long a writer waits for others
+	writes groupCommit
 }
 
 const (
@@ -65,8 +70,8 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 	db.SetMaxOpenConns(connections)
 	db.SetMaxIdleConns(connections) // opening a connection costs more than most of its uses
 	db.SetConnMaxIdleTime(time.Minute)
-	s := &Store{db: db, path: path, busy: busy, writes: groupCommit{turn: make(chan struct{}, 1)}}
-	if err := s.migrate(ctx); err != nil {
+	d := &database{sql: db, path: path, busy: busy, writes: groupCommit{turn: make(chan struct{}, 1)}}
+	if err := d.migrate(ctx); err != nil {
 		_ = db.Close()
 		return nil, err
 	}
@@ -74,7 +79,7 @@ func open(ctx context.Context, path string, busy time.Duration) (*Store, error) 
 		_ = db.Close()
 		return nil, fail.New(fail.Host, "protect store: %w", err).WithHint("ls -l %s", path)
 	}
-	return s, nil
+	return &Store{db: d}, nil
 }
 
 // privateDir creates dir, accessible only to its owner. This also protects the files
@@ -94,18 +99,18 @@ func privateDir(dir string) error {
 }
 
 // Close releases the database.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error { return s.db.sql.Close() }
 
 // migrate brings the schema up to date, completely or not at all. Processes that open
 // the file meanwhile wait.
-func (s *Store) migrate(ctx context.Context) error {
+func (d *database) migrate(ctx context.Context) error {
 	var have int
 	version := func(q queryer) error { return q.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&have) }
 	// First without the writers' lock, because its holder may be stopped.
-	if err := s.retryBusy(ctx, func() error { return version(s.db) }); err != nil || have == len(schema) {
+	if err := d.retryBusy(ctx, func() error { return version(d.sql) }); err != nil || have == len(schema) {
 		return err
 	}
-	return s.tx(ctx, func(tx *sql.Tx) error {
+	return d.tx(ctx, func(tx *sql.Tx) error {
 		if err := version(tx); err != nil {
 			return err
 		}
@@ -129,51 +134,51 @@ func (s *Store) migrate(ctx context.Context) error {
 // retryBusy calls f, and repeats it while the file is busy. For writers the file is
 // busy while another process writes, for readers a moment after a crash. The very
 // first openers' change to WAL mode does not wait for others as transactions do.
-func (s *Store) retryBusy(ctx context.Context, f func() error) error {
-	for end := time.Now().Add(s.busy); ; {
+func (d *database) retryBusy(ctx context.Context, f func() error) error {
+	for end := time.Now().Add(d.busy); ; {
 		err := f()
 		e, ok := errors.AsType[*sqlite.Error](err)
 		if !ok || e.Code()&0xff != sqlitelib.SQLITE_BUSY || time.Now().After(end) {
-			return s.explain(ctx, err)
+			return d.explain(ctx, err)
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("store %s: %w", s.path, ctx.Err())
+			return fmt.Errorf("store %s: %w", d.path, ctx.Err())
 		}
 	}
 }
 
 // explain adds hints to the file errors that a user can fix, and replaces SQLite's
 // "interrupted" with its reason.
-func (s *Store) explain(ctx context.Context, err error) error {
+func (d *database) explain(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
 		return err
 	}
-	dir := filepath.Dir(s.path)
+	dir := filepath.Dir(d.path)
 	switch e.Code() & 0xff {
 	case sqlitelib.SQLITE_INTERRUPT:
 		if ctx.Err() != nil {
-			return fmt.Errorf("store %s: %w", s.path, ctx.Err())
+			return fmt.Errorf("store %s: %w", d.path, ctx.Err())
 		}
 	case sqlitelib.SQLITE_FULL:
-		return fail.New(fail.Host, "no disk space for the store %s: %w", s.path, err).WithHint("df -h %s", dir)
+		return fail.New(fail.Host, "no disk space for the store %s: %w", d.path, err).WithHint("df -h %s", dir)
 	case sqlitelib.SQLITE_IOERR:
 		// A full disk or a quota can also appear as this error, through mmap or
 		// EFBIG.
-		return fail.New(fail.Host, "the store %s cannot be read or written: %w", s.path, err).WithHint("df -h %s", dir)
+		return fail.New(fail.Host, "the store %s cannot be read or written: %w", d.path, err).WithHint("df -h %s", dir)
 	case sqlitelib.SQLITE_NOTADB, sqlitelib.SQLITE_CORRUPT:
 		// Move all of its files together: a log that outlives its database would be
 		// replayed into the next one.
-		return fail.New(fail.Host, "the store %s is damaged: %w", s.path, err).
-			WithHint("mkdir %[1]s.damaged && mv %[1]s %[1]s-* %[1]s.damaged/", s.path)
+		return fail.New(fail.Host, "the store %s is damaged: %w", d.path, err).
+			WithHint("mkdir %[1]s.damaged && mv %[1]s %[1]s-* %[1]s.damaged/", d.path)
 	case sqlitelib.SQLITE_READONLY, sqlitelib.SQLITE_CANTOPEN, sqlitelib.SQLITE_PERM:
-		return fail.New(fail.Host, "the store %s cannot be written: %w", s.path, err).WithHint("ls -la %s", dir)
+		return fail.New(fail.Host, "the store %s cannot be written: %w", d.path, err).WithHint("ls -la %s", dir)
 	case sqlitelib.SQLITE_BUSY, sqlitelib.SQLITE_LOCKED:
-		return s.taken(err)
+		return d.taken(err)
 	}
-	return fmt.Errorf("store %s: %w", s.path, err)
+	return fmt.Errorf("store %s: %w", d.path, err)
 }
 
 // Full reports whether err is the store's error for a full disk.
@@ -182,6 +187,6 @@ func Full(err error) bool {
 	return ok && (e.Code()&0xff == sqlitelib.SQLITE_FULL || e.Code()&0xff == sqlitelib.SQLITE_IOERR)
 }
 
-func (s *Store) taken(err error) error {
-	return fail.New(fail.Conflict, "the store %s is locked by another process: %w", s.path, err).WithHint("fuser -v %s", s.path)
+func (d *database) taken(err error) error {
+	return fail.New(fail.Conflict, "the store %s is locked by another process: %w", d.path, err).WithHint("fuser -v %s", d.path)
 }

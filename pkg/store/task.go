@@ -84,7 +84,7 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 	if n.Status == nil {
 		n.Status = json.RawMessage("{}")
 	}
-	err = s.tx(ctx, func(tx *sql.Tx) error {
+	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if err := unused(ctx, tx, n.ID); err != nil {
 			return err
 		}
@@ -119,8 +119,8 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 
 // TaskText returns the submitted text as it was written, or nil when none was.
 func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error) {
-	err = s.retryBusy(ctx, func() error {
-		err := s.db.QueryRowContext(ctx, `SELECT text FROM task_texts WHERE task = ?`, id).Scan(&text)
+	err = s.db.retryBusy(ctx, func() error {
+		err := s.db.sql.QueryRowContext(ctx, `SELECT text FROM task_texts WHERE task = ?`, id).Scan(&text)
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
 		}
@@ -131,7 +131,7 @@ func (s *Store) TaskText(ctx context.Context, id string) (text []byte, err error
 
 // Task returns one row, or fail.NotFound when it does not exist.
 func (s *Store) Task(ctx context.Context, id string) (row Task, err error) {
-	err = s.retryBusy(ctx, func() error { return row.load(ctx, s.db, id) })
+	err = s.db.retryBusy(ctx, func() error { return row.load(ctx, s.db.sql, id) })
 	return row, err
 }
 
@@ -162,13 +162,13 @@ type Label struct{ Key, Value string }
 
 // Tasks returns the tasks that match the filter, in the order of their creation.
 func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error) {
-	err = s.retryBusy(ctx, func() error {
+	err = s.db.retryBusy(ctx, func() error {
 		after := int64(math.MaxInt64)
 		if f.OldestFirst {
 			after = 0
 		}
 		if f.After != "" {
-			err := s.db.QueryRowContext(ctx, `SELECT num FROM tasks WHERE id = ?`, f.After).Scan(&after)
+			err := s.db.sql.QueryRowContext(ctx, `SELECT num FROM tasks WHERE id = ?`, f.After).Scan(&after)
 			if errors.Is(err, sql.ErrNoRows) {
 				return fail.New(fail.NotFound, "no task %s", f.After)
 			}
@@ -177,7 +177,7 @@ func (s *Store) Tasks(ctx context.Context, f TaskFilter) (rows []Task, err error
 			}
 		}
 		query, args := f.query(after)
-		rows, err = collect(ctx, s.db, scanTask, query, args...)
+		rows, err = collect(ctx, s.db.sql, scanTask, query, args...)
 		return err
 	})
 	return rows, err
@@ -254,8 +254,8 @@ func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err erro
 		phase string
 		n     int
 	}
-	err = s.retryBusy(ctx, func() error {
-		all, err := collect(ctx, s.db, func(row scanner) (c count, err error) {
+	err = s.db.retryBusy(ctx, func() error {
+		all, err := collect(ctx, s.db.sql, func(row scanner) (c count, err error) {
 			err = row.Scan(&c.phase, &c.n)
 			return c, err
 		}, `SELECT phase, count(*) FROM tasks INDEXED BY tasks_by_phase GROUP BY phase`)
@@ -288,7 +288,7 @@ type Admission struct {
 // decide must be quick, must not use the store, and may run more than once. Admit
 // returns the ids of the admitted tasks.
 func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, waiting iter.Seq[Task]) ([]Admission, error)) (admitted []string, err error) {
-	err = s.tx(ctx, func(tx *sql.Tx) error {
+	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		admitted = nil
 		active, err := collect(ctx, tx, scanTask, activeQuery, list(q.Active))
 		if err != nil {

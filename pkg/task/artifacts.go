@@ -31,9 +31,6 @@ func (m *Manager) CheckFiles(t Task) error {
 	return nil
 }
 
-// Artifacts returns the files that were collected from a task, with their metadata.
-func (m *Manager) Artifacts(t Task) []Artifact { return t.Status.Artifacts }
-
 // OpenArtifact opens an artifact by its name. The name may come from an untrusted
 // client: only names in the list are opened, and only below the task's directory.
 func (m *Manager) OpenArtifact(t Task, name string) (*os.File, error) {

@@ -28,13 +28,13 @@ type checked struct {
 // check does the work of Check, for a restricted or unrestricted task.
 func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bool) (checked, error) {
 	if asked.VM.Session != "" {
-		s, field, err := m.findSession(ctx, asked)
+		s, field, err := findSession(ctx, m.Sessions, asked)
 		if err != nil {
 			return checked{}, asked.Refuse(manifest.Fault{Field: field, Err: err})
 		}
 		return checked{session: s, slug: s.Session.Repo}, nil
 	}
-	if faults := m.faults(asked, restricted); len(faults) > 0 {
+	if faults := faultsOf(m.Sessions.Config, asked, restricted); len(faults) > 0 {
 		return checked{}, asked.Refuse(faults...)
 	}
 	r, err := sessionRequest(asked, restricted)
@@ -45,9 +45,9 @@ func (m *Manager) check(ctx context.Context, asked *manifest.Task, restricted bo
 	return checked{slug: r.Repo.Slug, notices: notices}, err
 }
 
-// faults returns the fields that name something this host does not have or accept, in
+// faultsOf returns the fields that name something this host does not have or accept, in
 // the order of the manifest's format.
-func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manifest.Fault) {
+func faultsOf(c *config.Config, asked *manifest.Task, restricted bool) (faults []manifest.Fault) {
 	add := func(field string, err error) {
 		if err != nil {
 			faults = append(faults, manifest.Fault{Field: field, Err: err})
@@ -56,8 +56,8 @@ func (m *Manager) faults(asked *manifest.Task, restricted bool) (faults []manife
 	r, err := sessionRequest(asked, restricted)
 	add("repository.url", err)
 	key := config.RepoKey(r.Repo.Key)
-	if _, err := m.Sessions.Config.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise the profile is not the cause
-		_, err := m.Sessions.Config.For(key, asked.VM.Profile)
+	if _, err := c.For(key, ""); err == nil && asked.VM.Profile != "" { // otherwise the profile is not the cause
+		_, err := c.For(key, asked.VM.Profile)
 		add("vm.profile", err)
 	}
 	for i, s := range asked.Secrets {

@@ -21,20 +21,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain lets this test binary also act as the process of a fake VM.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
-		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(reexec.Run(m))
-}
+func TestMain(m *testing.M) { testenv.Main(m, testenv.Commands{"fake-vm": fake.Main}) }
 
 // guestOf is a guest whose program answers each verb with a file, or fails.
 type guestOf struct {
@@ -120,31 +111,31 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 		guestproto.FrameEnd, `{"id":"`+collection+`","artifacts":null}`), 0)
 	g.answer("send", frames(t, guestproto.FrameItem, `{"index":0,"offset":0}`, guestproto.FrameData, "made", guestproto.FrameEnd, ""), 0)
 
-	id := opened(t, w.Manager, "app", task.ID, session.Ready, session.Ready)
-	if err := os.MkdirAll(w.paths().SessionDir(id), 0o700); err != nil {
+	id := opened(t, w.Tasks, "app", task.ID, session.Ready, session.Ready)
+	if err := os.MkdirAll(w.Tasks.paths().SessionDir(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(w.paths().SessionDir(id), "ssh_key"), key, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.Tasks.paths().SessionDir(id), "ssh_key"), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	status, err := json.Marshal(session.Status{Endpoint: ep, Root: machine.Root, Dir: "/home/agent/app", Base: &repo.Base{Commit: strings.Repeat("a", 40)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+	if _, err := w.Tasks.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
 		row.Status = status
 		return store.Event{}, nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
+	row, err := w.Tasks.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
 		row.Phase, row.SessionID = string(Completing), id
 		return nil, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if task, err = read(row); err != nil {
+	if task, err = read(row, nil); err != nil {
 		t.Fatal(err)
 	}
 	return w, task, g
@@ -153,7 +144,7 @@ func completing(t *testing.T) (*Worker, Task, guestOf) {
 func (w *Worker) next(t *testing.T, task Task) (Task, error) {
 	t.Helper()
 	next, err := w.Next(t.Context(), task)
-	cur, gerr := w.Get(t.Context(), task.ID)
+	cur, gerr := w.Tasks.Get(t.Context(), task.ID)
 	if gerr != nil {
 		t.Fatal(gerr)
 	}
@@ -166,7 +157,7 @@ func (w *Worker) next(t *testing.T, task Task) (Task, error) {
 // wanted returns the desired phase of the task's session.
 func (w *Worker) wanted(t *testing.T, task Task) session.Phase {
 	t.Helper()
-	s, err := w.Sessions.Get(t.Context(), task.SessionID)
+	s, err := w.Tasks.Sessions.Get(t.Context(), task.SessionID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +173,7 @@ func TestCollect(t *testing.T) {
 	if f := task.Status; !f.Collected || f.Outcome.Result != Success || f.Outcome.Preserve || len(f.Artifacts) != 1 || f.Artifacts[0].Name != "untracked/new" || task.last() != Completed {
 		t.Errorf("status after collecting = %+v, outcome %+v, last phase %s, want %s with untracked/new, last %s", f, f.Outcome, task.last(), Success, Completed)
 	}
-	for file, want := range map[string]string{w.Dir(task.ID).Stdout(): "out", filepath.Join(w.Dir(task.ID).artifacts(), "untracked/new"): "made"} {
+	for file, want := range map[string]string{w.Tasks.Dir(task.ID).Stdout(): "out", filepath.Join(w.Tasks.Dir(task.ID).artifacts(), "untracked/new"): "made"} {
 		if text, err := os.ReadFile(file); err != nil || string(text) != want {
 			t.Errorf("%s = %q, %v, want %q", file, text, err, want)
 		}
@@ -222,14 +213,14 @@ func TestCollectFails(t *testing.T) {
 		"another file is sent": func(t *testing.T, _ *Worker, _ Task, g guestOf) {
 			g.answer("send", frames(t, guestproto.FrameItem, `{"index":3,"offset":0}`), 0)
 		},
-		"the artifacts have no room": func(t *testing.T, w *Worker, task Task, _ guestOf) { obstruct(t, w.Dir(task.ID).artifacts()) },
+		"the artifacts have no room": func(t *testing.T, w *Worker, task Task, _ guestOf) { obstruct(t, w.Tasks.Dir(task.ID).artifacts()) },
 		"the log cannot be opened": func(t *testing.T, w *Worker, task Task, _ guestOf) {
-			if err := os.MkdirAll(w.Dir(task.ID).Stderr(), 0o700); err != nil {
+			if err := os.MkdirAll(w.Tasks.Dir(task.ID).Stderr(), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"a file that is begun cannot be written": func(t *testing.T, w *Worker, task Task, g guestOf) {
-			part := filepath.Join(w.Dir(task.ID).artifacts(), partDir, hex.EncodeToString(sum[:]), "x")
+			part := filepath.Join(w.Tasks.Dir(task.ID).artifacts(), partDir, hex.EncodeToString(sum[:]), "x")
 			if err := os.MkdirAll(part, 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +242,7 @@ func TestCollectFails(t *testing.T) {
 			if got := task.last(); got != FailedPreserved {
 				t.Fatalf("last phase = %s, want %s", got, FailedPreserved) // and would wait for the end of its session
 			}
-			if len(kinds(t, w.Manager, task.ID)[EventWarning]) == 0 {
+			if len(kinds(t, w.Tasks, task.ID)[EventWarning]) == 0 {
 				t.Errorf("%s events = 0, want some", EventWarning)
 			}
 			if task, err = w.next(t, task); err != nil || task.Phase != FailedPreserved || w.wanted(t, task) != session.Ready {
@@ -278,7 +269,7 @@ func obstruct(t *testing.T, dir string) {
 // If a task failed before, failing to collect does not replace its reason.
 func TestCollectFailsAfterAFailure(t *testing.T) {
 	w, task, g := completing(t)
-	if err := w.update(t.Context(), &task, func(row *store.Task, status *Status) []store.Event {
+	if err := w.rec.update(t.Context(), &task, func(row *store.Task, status *Status) []store.Event {
 		status.Outcome = &Outcome{Result: Hung, Code: "TIMEOUT", Reason: "the agent printed nothing"}
 		row.SetError("TIMEOUT", status.Outcome.Reason, "")
 		return nil
@@ -295,14 +286,14 @@ func TestCollectFailsAfterAFailure(t *testing.T) {
 // A full disk is waited for: nothing is decided, and the VM is not touched.
 func TestCollectOnAFullDisk(t *testing.T) {
 	w, task, _ := completing(t)
-	if err := os.Symlink("/dev/full", w.Dir(task.ID).Stdout()); err != nil {
+	if err := os.Symlink("/dev/full", w.Tasks.Dir(task.ID).Stdout()); err != nil {
 		t.Fatal(err)
 	}
 	task, err := w.next(t, task)
-	if err != nil || task.Status.Collected || task.Status.Outcome.Preserve || task.Status.Tries != 1 || len(kinds(t, w.Manager, task.ID)[EventRetry]) != 1 {
+	if err != nil || task.Status.Collected || task.Status.Outcome.Preserve || task.Status.Tries != 1 || len(kinds(t, w.Tasks, task.ID)[EventRetry]) != 1 {
 		t.Errorf("status on a full disk = %+v, outcome %+v, %v, want 1 try, not collected, and a %s event", task.Status, task.Status.Outcome, err, EventRetry)
 	}
-	if err := os.Remove(w.Dir(task.ID).Stdout()); err != nil {
+	if err := os.Remove(w.Tasks.Dir(task.ID).Stdout()); err != nil {
 		t.Fatal(err)
 	}
 	if task, err = w.next(t, task); err != nil || !task.Status.Collected || task.Status.Outcome.Result != Success {
@@ -321,7 +312,7 @@ func TestFinishFails(t *testing.T) {
 			if err != nil || !task.Status.Collected {
 				t.Fatalf("collecting: %v, collected %t, want nil, true", err, task.Status.Collected)
 			}
-			in := filepath.Join(file(w.Dir(task.ID)), "in the way") // no file can replace a nonempty directory
+			in := filepath.Join(file(w.Tasks.Dir(task.ID)), "in the way") // no file can replace a nonempty directory
 			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
 				t.Fatal(err)
 			}
@@ -338,11 +329,11 @@ func TestFinishFails(t *testing.T) {
 			if err := os.RemoveAll(filepath.Dir(in)); err != nil {
 				t.Fatal(err)
 			}
-			become(t, w.Manager, task.SessionID, session.Gone)
+			become(t, w.Tasks, task.SessionID, session.Gone)
 			if task, err = w.next(t, task); err != nil || task.Phase != Completed {
 				t.Errorf("phase after finishing = %s, %v, want %s", task.Phase, err, Completed)
 			}
-			for _, file := range []string{w.Dir(task.ID).metadata(), w.Dir(task.ID).Bundle()} {
+			for _, file := range []string{w.Tasks.Dir(task.ID).metadata(), w.Tasks.Dir(task.ID).Bundle()} {
 				if size(file) == 0 {
 					t.Errorf("%s = empty or missing, want content", filepath.Base(file))
 				}
@@ -355,17 +346,18 @@ func TestFinishFails(t *testing.T) {
 func TestTheFirstOutcomeStays(t *testing.T) {
 	w, task := running(t, "")
 	code := 3
-	first, err := w.decide(t.Context(), task, Outcome{Result: Failure, ExitCode: &code, Reason: "the agent ended with exit code 3", Hint: "x"})
-	if err != nil {
+	first := task
+	if err := w.rec.decide(t.Context(), &first, Outcome{Result: Failure, ExitCode: &code, Reason: "the agent ended with exit code 3", Hint: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, late := range []Outcome{{Result: Success}, {Result: CancelledByUser}, {Result: TimedOut, Reason: "late", Preserve: true}} {
-		got, err := w.decide(t.Context(), task, late) // with the task as it was before the first outcome
+		got := task
+		err := w.rec.decide(t.Context(), &got, late) // with the task as it was before the first outcome
 		if err != nil || got.Status.Outcome.Result != Failure || got.Status.Outcome.Preserve || *got.Status.Outcome.ExitCode != 3 || got.ErrorMessage != first.ErrorMessage || got.ErrorMessage == "" {
 			t.Errorf("outcome after %s = %+v, error of the row %q, %v, want the first, %s with exit code 3", late.Result, got.Status.Outcome, got.ErrorMessage, err, Failure)
 		}
 	}
-	if n := len(kinds(t, w.Manager, task.ID)[EventOutcome]); n != 1 {
+	if n := len(kinds(t, w.Tasks, task.ID)[EventOutcome]); n != 1 {
 		t.Errorf("%s events = %d, want 1", EventOutcome, n)
 	}
 }
@@ -373,7 +365,7 @@ func TestTheFirstOutcomeStays(t *testing.T) {
 // A failing store decides nothing about a task.
 func TestTheStoreFails(t *testing.T) {
 	w, task, _ := completing(t)
-	if err := w.store().Close(); err != nil {
+	if err := w.Tasks.store().Close(); err != nil {
 		t.Fatal(err)
 	}
 	got, err := w.Next(t.Context(), task)

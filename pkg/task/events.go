@@ -2,16 +2,16 @@ package task
 
 import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 )
 
 // These are the kinds of events, each with the type of its data.
 const (
-	EventPhase     = "phase"    // PhaseChange
-	EventStep      = "step"     // session.Step, of the task's own steps
-	EventRetry     = "retry"    // Retrying
-	EventWarning   = "warning"  // session.Warning
-	EventTool      = agent.Tool // agent.Change, like the three below
+	EventPhase     = "phase"                // PhaseChange
+	EventStep      = lifecycle.EventStep    // lifecycle.Step, of the task's own steps
+	EventRetry     = "retry"                // Retrying
+	EventWarning   = lifecycle.EventWarning // lifecycle.Warning
+	EventTool      = agent.Tool             // agent.Change, like the three below
 	EventMessage   = agent.Message
 	EventResult    = agent.Result
 	EventError     = agent.Failure
@@ -73,6 +73,3 @@ type Gathered struct {
 	Skipped int   `json:"skipped,omitempty"`
 	Commits int   `json:"commits,omitempty"` // that are now in the repository's mirror
 }
-
-// event makes a store event; data is of one of the types above.
-func event(kind string, data any) store.Event { return store.NewEvent(kind, data) }

@@ -15,7 +15,7 @@ func d(text string) manifest.Duration {
 	return manifest.Duration(v)
 }
 
-func lifecycle() manifest.Lifecycle {
+func defaultLifecycle() manifest.Lifecycle {
 	return manifest.Lifecycle{
 		HangTimeout: d("30m"), Hang: manifest.Hang{NoOutput: d("10m"), LowCPUPercent: 5, LowCPU: d("15m"), NoProgress: d("20m")},
 		CrashLoop: manifest.CrashLoop{Restarts: 5, Window: d("10m"), HealthyAfter: d("60s"), Rebuilds: 3},
@@ -45,7 +45,7 @@ func live(v *liveness, from time.Time, minutes int, each func(minute, second int
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestSilenceIsTold(t *testing.T) {
-	v := newLiveness(lifecycle(), 0, epoch)
+	v := newLiveness(defaultLifecycle(), 0, epoch)
 	signs, hung := live(v, epoch, 45, nil)
 	want := map[string]int{signNoOutput: 10, signLowCPU: 15, signNoProgress: 20, signTimeout: 30}
 	for sign, at := range want {
@@ -59,7 +59,7 @@ func TestSilenceIsTold(t *testing.T) {
 }
 
 func TestLifeIsNotHang(t *testing.T) {
-	v := newLiveness(lifecycle(), 0, epoch)
+	v := newLiveness(defaultLifecycle(), 0, epoch)
 	var cpu int64
 	signs, hung := live(v, epoch, 120, func(minute, second int, now time.Time) {
 		if second == 0 {
@@ -77,7 +77,7 @@ func TestLifeIsNotHang(t *testing.T) {
 }
 
 func TestAnIdleProcessorIsTold(t *testing.T) {
-	v := newLiveness(lifecycle(), 0, epoch)
+	v := newLiveness(defaultLifecycle(), 0, epoch)
 	signs, _ := live(v, epoch, 20, func(_, second int, now time.Time) {
 		if second%30 == 0 {
 			v.markOutput(now)
@@ -92,7 +92,7 @@ func TestAnIdleProcessorIsTold(t *testing.T) {
 
 // If the keeper was stopped or the host slept, the agent's silence was not observed.
 func TestNobodySawIt(t *testing.T) {
-	v := newLiveness(lifecycle(), 0, epoch)
+	v := newLiveness(defaultLifecycle(), 0, epoch)
 	v.check(epoch)
 	later := epoch.Add(8 * time.Hour)
 	if news, hung := v.check(later); len(news) != 0 || hung {
@@ -105,7 +105,7 @@ func TestNobodySawIt(t *testing.T) {
 
 // The silence that the previous keeper observed counts; unobserved time does not.
 func TestQuietBefore(t *testing.T) {
-	if v := newLiveness(lifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
+	if v := newLiveness(defaultLifecycle(), 29*time.Minute, epoch); !v.output.Equal(epoch.Add(-29 * time.Minute)) {
 		t.Errorf("last output = %v, want %v", v.output, epoch.Add(-29*time.Minute))
 	}
 }
@@ -131,19 +131,19 @@ func TestSpent(t *testing.T) {
 		// from a wall clock that is then set forward or back.
 		noted := time.Now().Add(-c.at)
 		row := Status{Spent: Spent{For: time.Minute, At: noted.Add(-c.jumped).Round(0)}}
-		w := &Worker{}
+		rec := &recorder{}
 		if c.ours {
-			w.noted = noted
+			rec.noted = noted
 			row.Spent.At = noted.Round(0)
 		}
-		if got := w.phaseTime(row).Round(time.Second); got != c.want {
+		if got := rec.phaseTime(row).Round(time.Second); got != c.want {
 			t.Errorf("phaseTime for %s = %v, want %v", c.name, got, c.want)
 		}
 	}
 }
 
 func TestCrashLoop(t *testing.T) {
-	c := lifecycle().CrashLoop
+	c := defaultLifecycle().CrashLoop
 	var restarts []time.Time
 	rebuilds := 0
 	var did []crashAction
@@ -183,7 +183,7 @@ func TestCrashLoop(t *testing.T) {
 }
 
 func TestAWellRunForgives(t *testing.T) {
-	c := lifecycle().CrashLoop
+	c := defaultLifecycle().CrashLoop
 	var restarts []time.Time
 	now := epoch
 	for i := range 50 {

@@ -3,17 +3,16 @@ package task
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"iter"
-	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -90,7 +89,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	row, err := m.store().CreateTask(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Desired: string(Run),
 		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: status,
-	}, o.Text, event(EventPhase, PhaseChange{To: Pending, Desired: Run}))
+	}, o.Text, store.NewEvent(EventPhase, PhaseChange{To: Pending, Desired: Run}))
 	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
 		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
 			return t, notices, rerr
@@ -99,7 +98,7 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
-	t, err := read(row)
+	t, err := read(row, nil)
 	if err == nil {
 		m.audit(ctx, audit.TaskSubmitted, t)
 	}
@@ -127,44 +126,31 @@ func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) 
 
 // Get reads one task by its whole id.
 func (m *Manager) Get(ctx context.Context, id string) (Task, error) {
-	row, err := m.store().Task(ctx, id)
-	if err != nil {
-		return Task{}, err
-	}
-	return read(row)
+	return read(m.store().Task(ctx, id))
 }
 
 // Find resolves what a person typed: an id, at least the first four digits of one, or
 // a name that only one task has.
 func (m *Manager) Find(ctx context.Context, what string) (Task, error) {
-	if isID(what) {
+	if ids.Valid(what) {
 		return m.Get(ctx, what)
 	}
 	found, err := m.List(ctx, store.TaskFilter{Name: what, Limit: 10})
 	if err != nil {
 		return Task{}, err
 	}
-	if len(found) == 0 && len(what) >= 4 && len(what) < 12 && hexadecimal(what) {
+	if len(found) == 0 && len(what) >= 4 && len(what) < 12 && ids.IsHex(what) {
 		if found, err = m.List(ctx, store.TaskFilter{IDPrefix: what, Limit: 10}); err != nil {
 			return Task{}, err
 		}
 	}
-	switch len(found) {
-	case 0:
-		return Task{}, fail.New(fail.NotFound, "no task %q", what).WithHint("agent-sessionizer task list --all")
-	case 1:
-		return found[0], nil
+	const hint = "agent-sessionizer task list --all"
+	t, ok, err := lifecycle.Only(found, what, hint, func(t Task) string { return t.ID })
+	if err == nil && !ok {
+		err = fail.New(fail.NotFound, "no task %q", what).WithHint(hint)
 	}
-	var ids []string
-	for _, t := range found {
-		ids = append(ids, t.ID)
-	}
-	return Task{}, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(ids, ", ")).WithHint("agent-sessionizer task list --all")
+	return t, err
 }
-
-func isID(s string) bool { return len(s) == 12 && hexadecimal(s) }
-
-func hexadecimal(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
 // List returns the tasks that match the filter.
 func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) {
@@ -172,15 +158,7 @@ func (m *Manager) List(ctx context.Context, f store.TaskFilter) ([]Task, error) 
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Task, 0, len(rows))
-	for _, row := range rows {
-		t, err := read(row)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, t)
-	}
-	return all, nil
+	return lifecycle.ReadAll(rows, read)
 }
 
 // SetDesired records the state that a client desires for the task, and starts a keeper. It
@@ -192,7 +170,7 @@ func (m *Manager) SetDesired(ctx context.Context, t Task, desired DesiredPhase, 
 	cancelled := false
 	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		cancelled = false // the transaction may run again
-		cur, err := read(*row)
+		cur, err := read(*row, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -210,12 +188,12 @@ func (m *Manager) SetDesired(ctx context.Context, t Task, desired DesiredPhase, 
 				return nil, err
 			}
 		}
-		return []store.Event{event(EventPhase, change)}, nil
+		return []store.Event{store.NewEvent(EventPhase, change)}, nil
 	})
 	if err != nil {
 		return t, err
 	}
-	if t, err = read(row); err != nil {
+	if t, err = read(row, nil); err != nil {
 		return t, err
 	}
 	if cancelled {
@@ -267,12 +245,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	queue := store.Queue{Waiting: string(Pending)}
-	for _, p := range Phases() {
-		if p.Active() {
-			queue.Active = append(queue.Active, string(p))
-		}
-	}
+	queue := store.Queue{Waiting: string(Pending), Active: phasesThat(Phase.Active)}
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		capacity := capacity // the transaction may run again
 		taken := map[string]bool{}
@@ -293,7 +266,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 				break
 			}
 			taken[row.SessionID] = true
-			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: event(EventPhase, PhaseChange{From: Pending, To: Staging, Desired: Run})})
+			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: store.NewEvent(EventPhase, PhaseChange{From: Pending, To: Staging, Desired: Run})})
 		}
 		return next, nil
 	})
@@ -320,7 +293,7 @@ func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 	if row.SessionID != "" {
 		return capacity.ReserveResumed(row.SessionID)
 	}
-	t, err := read(row)
+	t, err := read(row, nil)
 	if err != nil {
 		return err
 	}
@@ -334,29 +307,26 @@ func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 // Reconcile starts a keeper for every task that needs one and has none, and schedules
 // waiting tasks. Every command calls it, and serve calls it periodically.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: unfinished()})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !AtRest(p) })})
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, row := range rows {
-		if store.Held(m.LockPath(row.ID)) {
-			continue
-		}
-		if died, err := store.Died(m.LockPath(row.ID)); err == nil && died {
-			if t, err := read(row); err == nil {
+		errs = append(errs, lifecycle.Tend(m.LockPath(row.ID), func(died bool, _ error) error {
+			if t, err := read(row, nil); err == nil && died {
 				m.audit(ctx, audit.SessionReconciled, t)
 			}
-		}
-		errs = append(errs, m.wake(ctx, row.ID))
+			return m.wake(ctx, row.ID)
+		}))
 	}
 	return errors.Join(append(errs, m.Schedule(ctx))...)
 }
 
-// unfinished returns the phases in which a task has a keeper.
-func unfinished() (all []string) {
+// phasesThat returns the phases that match.
+func phasesThat(match func(Phase) bool) (all []string) {
 	for _, p := range Phases() {
-		if !AtRest(p) {
+		if match(p) {
 			all = append(all, string(p))
 		}
 	}
@@ -371,10 +341,4 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 	}
 	defer log.Close()
 	return m.Sessions.Detach(ctx, log, KeeperCommand, id)
-}
-
-func randomHex(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // crypto/rand documents that it never fails
-	return hex.EncodeToString(b)
 }

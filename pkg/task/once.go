@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -54,7 +55,7 @@ func (m *Manager) repeated(ctx context.Context, o Submission) (t Task, notices [
 
 // reserve returns the id for the task that is to be created.
 func (m *Manager) reserve(ctx context.Context, o Submission, notices []string) (id string, err error) {
-	id = randomHex(6)
+	id = ids.New()
 	if o.Once == nil {
 		return id, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -39,10 +40,10 @@ func TestHowTheAgentEndedDecides(t *testing.T) {
 	} {
 		w, task := running(t, "")
 		task.Manifest.Lifecycle.SuccessCodes = c.codes
-		if err := w.recordExit(t.Context(), &task, c.result); err != nil {
+		if err := w.agent.recordExit(t.Context(), &task, c.result); err != nil {
 			t.Fatalf("recordExit for %s = %v, want nil", c.name, err)
 		}
-		task, err := w.Get(t.Context(), task.ID)
+		task, err := w.Tasks.Get(t.Context(), task.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +96,7 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Sessions.Self = writeProgram(t, "") // the session's keeper
+	w.Tasks.Sessions.Self = writeProgram(t, "") // the session's keeper
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.finish(ctx, &task) }()
@@ -106,23 +107,23 @@ func TestFinishDestroysTheVM(t *testing.T) {
 		default:
 		}
 	}
-	if cur, err := w.Get(t.Context(), task.ID); err != nil || cur.Phase != Completing {
+	if cur, err := w.Tasks.Get(t.Context(), task.ID); err != nil || cur.Phase != Completing {
 		t.Errorf("phase while the VM is removed = %s, %v, want %s", cur.Phase, err, Completing)
 	}
-	become(t, w.Manager, task.SessionID, session.Gone)
+	become(t, w.Tasks, task.SessionID, session.Gone)
 	if err := <-ended; err != nil || task.Phase != Completed {
 		t.Errorf("phase after the VM is removed = %s, %v, want %s", task.Phase, err, Completed)
 	}
 	cancel(nil)
-	if err := w.discard(t.Context(), &task); err != nil { // for a VM that is gone, nothing is left to do
+	if err := w.vm.discard(t.Context(), &task); err != nil { // for a VM that is gone, nothing is left to do
 		t.Errorf("discard of a removed VM = %v, want nil", err)
 	}
 	task.SessionID = ""
-	if err := w.discard(t.Context(), &task); err != nil {
+	if err := w.vm.discard(t.Context(), &task); err != nil {
 		t.Errorf("discard without a VM = %v, want nil", err)
 	}
 	task.SessionID = "000000000000"
-	if err := w.discard(t.Context(), &task); fail.CodeOf(err) != fail.NotFound {
+	if err := w.vm.discard(t.Context(), &task); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("discard of an unknown session = %v, want %v", err, fail.NotFound)
 	}
 }
@@ -148,19 +149,19 @@ func TestPreserve(t *testing.T) {
 		"the user destroys it": {time.Hour, Destroyed, "a user requested it"},
 	} {
 		w, task := running(t, fmt.Sprintf(`, "outcome": {"result": "failure"}, "preserved_until": %q`, time.Now().Add(c.until).UTC().Format(time.RFC3339)))
-		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
+		row, err := w.Tasks.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
 			row.Phase, row.Desired = string(FailedPreserved), string(c.desired)
 			return nil, nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if task, err = read(row); err != nil {
+		if task, err = read(row, nil); err != nil {
 			t.Fatal(err)
 		}
 		task, err = w.next(t, task)
 		var change PhaseChange
-		all := kinds(t, w.Manager, task.ID)[EventPhase]
+		all := kinds(t, w.Tasks, task.ID)[EventPhase]
 		if uerr := json.Unmarshal(all[len(all)-1].Data, &change); err != nil || uerr != nil || task.Phase != Failed || !strings.Contains(change.Reason, c.reason) {
 			t.Errorf("%s: phase = %s because of %q, %v, want %s because of %q", name, task.Phase, change.Reason, err, Failed, c.reason)
 		}
@@ -181,7 +182,7 @@ func TestAttend(t *testing.T) {
 		task.Manifest.Lifecycle.HangTimeout, task.Manifest.Lifecycle.HangAction = d("3s"), action
 		task.Manifest.Lifecycle.Hang = manifest.Hang{NoOutput: d("2s")}
 		synctest.Test(t, func(t *testing.T) {
-			r, err := w.newCollector(t.Context(), &task)
+			r, err := w.rec.newCollector(t.Context(), &task)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -200,7 +201,7 @@ func TestAttend(t *testing.T) {
 			}
 		})
 		var told []string
-		for _, ev := range kinds(t, w.Manager, task.ID)[EventHang] {
+		for _, ev := range kinds(t, w.Tasks, task.ID)[EventHang] {
 			var h Hang
 			if err := json.Unmarshal(ev.Data, &h); err != nil {
 				t.Fatal(err)
@@ -216,7 +217,7 @@ func TestAttend(t *testing.T) {
 // The guest's report about the agent either ends the watching or is recorded.
 func TestStands(t *testing.T) {
 	w, task := running(t, "")
-	r, err := w.newCollector(t.Context(), &task)
+	r, err := w.rec.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +245,7 @@ func TestStands(t *testing.T) {
 func TestWhenOutputIsStored(t *testing.T) {
 	w, task := running(t, "")
 	synctest.Test(t, func(t *testing.T) {
-		r, err := w.newCollector(t.Context(), &task)
+		r, err := w.rec.newCollector(t.Context(), &task)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,7 +255,7 @@ func TestWhenOutputIsStored(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		stored := func(kind string) int { return len(kinds(t, w.Manager, task.ID)[kind]) }
+		stored := func(kind string) int { return len(kinds(t, w.Tasks, task.ID)[kind]) }
 		write(0, toolCall("one"))
 		if n := stored(EventTool); n != 0 {
 			t.Errorf("%s events stored immediately = %d, want 0", EventTool, n)
@@ -279,7 +280,7 @@ func TestWhenOutputIsStored(t *testing.T) {
 		time.Sleep(heartbeatEvery - saveEvery)
 		write(1, "more")
 		var beat Heartbeat
-		all := kinds(t, w.Manager, task.ID)[EventHeartbeat]
+		all := kinds(t, w.Tasks, task.ID)[EventHeartbeat]
 		if len(all) != 1 || json.Unmarshal(all[0].Data, &beat) != nil || beat.Stdout != r.lengths[0] || beat.Stderr != r.lengths[1] {
 			t.Errorf("heartbeats = %d, the first %+v, want 1 with the lengths %v", len(all), beat, r.lengths)
 		}
@@ -293,11 +294,11 @@ func TestWhenOutputIsStored(t *testing.T) {
 		if n := stored(EventTool); n != 501+eventBurst {
 			t.Errorf("%s events stored of a flood = %d, want %d", EventTool, n-501, eventBurst)
 		}
-		if all := kinds(t, w.Manager, task.ID)[EventWarning]; len(all) != 1 || !strings.Contains(string(all[0].Data), "100 events left out") {
+		if all := kinds(t, w.Tasks, task.ID)[EventWarning]; len(all) != 1 || !strings.Contains(string(all[0].Data), "100 events left out") {
 			t.Errorf("warnings = %v, want one with \"100 events left out\"", all)
 		}
 	})
-	if text, err := os.ReadFile(w.Dir(task.ID).Stderr()); err != nil || string(text) != toolCall("to stderr")+"more" {
+	if text, err := os.ReadFile(w.Tasks.Dir(task.ID).Stderr()); err != nil || string(text) != toolCall("to stderr")+"more" {
 		t.Errorf("stderr = %q, %v, want %q", text, err, toolCall("to stderr")+"more")
 	}
 }
@@ -305,17 +306,17 @@ func TestWhenOutputIsStored(t *testing.T) {
 // A log that cannot be opened or written is the host's fault, not the agent's.
 func TestLogsThatCannotBeWritten(t *testing.T) {
 	w, task := running(t, "")
-	d := w.Dir(task.ID)
+	d := w.Tasks.Dir(task.ID)
 	if err := os.MkdirAll(d.Stderr(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.newCollector(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
+	if _, err := w.rec.newCollector(t.Context(), &task); fail.CodeOf(err) != fail.Host || !strings.HasPrefix(err.Error(), "open task log: ") {
 		t.Errorf("newCollector with a directory in place of the log = %v, want \"open task log: …\" (code %v)", err, fail.Host)
 	}
 	if err := errors.Join(os.Remove(d.Stderr()), os.RemoveAll(d.Stdout()), os.Symlink("/dev/full", d.Stdout())); err != nil {
 		t.Fatal(err)
 	}
-	r, err := w.newCollector(t.Context(), &task)
+	r, err := w.rec.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,13 +367,13 @@ func mustGet(t *testing.T, m *Manager, id string) Task {
 func TestReconcile(t *testing.T) {
 	w, task := running(t, "")
 	var told []string
-	w.Sessions.Audit = func(_ context.Context, r audit.Record) { told = append(told, string(r.Type)) }
-	log := w.Dir(task.ID).KeeperLog()
-	lock, ok, err := store.TryLock(w.LockPath(task.ID))
+	w.Tasks.Sessions.Audit = func(_ context.Context, r audit.Record) { told = append(told, string(r.Type)) }
+	log := w.Tasks.Dir(task.ID).KeeperLog()
+	lock, ok, err := lockfile.Try(w.Tasks.LockPath(task.ID))
 	if err != nil || !ok {
-		t.Fatalf("TryLock = %t, %v, want true, nil", ok, err)
+		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
-	if err := w.Reconcile(t.Context()); err != nil {
+	if err := w.Tasks.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(log); !os.IsNotExist(err) || len(told) != 0 {
@@ -381,20 +382,20 @@ func TestReconcile(t *testing.T) {
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(w.LockPath(task.ID), []byte("1\n"), 0o600); err != nil { // the mark of a keeper that died
+	if err := os.WriteFile(w.Tasks.LockPath(task.ID), []byte("1\n"), 0o600); err != nil { // the mark of a keeper that died
 		t.Fatal(err)
 	}
-	if err := w.Reconcile(t.Context()); err != nil {
+	if err := w.Tasks.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(log); err != nil || strings.Join(told, " ") != "session_reconciled" {
 		t.Errorf("after the keeper died: log %v, records %q, want a new keeper, session_reconciled", err, told)
 	}
-	if err := w.Reconcile(t.Context()); err != nil || len(told) != 1 {
+	if err := w.Tasks.Reconcile(t.Context()); err != nil || len(told) != 1 {
 		t.Errorf("second Reconcile = %v, records %q, want nil, no other record", err, told)
 	}
-	w.Sessions.Self = "/nonexistent"
-	if err := w.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {
+	w.Tasks.Sessions.Self = "/nonexistent"
+	if err := w.Tasks.Reconcile(t.Context()); fail.CodeOf(err) != fail.Host {
 		t.Errorf("Reconcile when no keeper can be started = %v, want code %v", err, fail.Host)
 	}
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -42,7 +42,7 @@ const (
 // outputCollector records a running agent's output: it holds the logs, the parser, and the times
 // of the last signs of life.
 type outputCollector struct {
-	w      *Worker
+	rec    *recorder
 	dir    Dir
 	from   Offsets // where this attempt's output begins in the logs
 	most   int64   // bytes of each log
@@ -66,11 +66,11 @@ type outputCollector struct {
 
 // newCollector opens the logs, and parses again what the previous keeper had written to
 // them and not counted.
-func (w *Worker) newCollector(ctx context.Context, t *Task) (_ *outputCollector, err error) {
-	d := w.Dir(t.ID)
+func (rec *recorder) newCollector(ctx context.Context, t *Task) (_ *outputCollector, err error) {
+	d := rec.tasks.Dir(t.ID)
 	now := time.Now()
 	r := &outputCollector{
-		w: w, dir: d, from: t.Status.LogBase, most: maxLog, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Status.Progress),
+		rec: rec, dir: d, from: t.Status.LogBase, most: maxLog, task: *t, parser: agent.NewParser(t.Manifest.Agent.Kind, t.Status.Progress),
 		vital: newLiveness(t.Manifest.Lifecycle, t.Status.Quiet, now), rate: rate.NewLimiter(eventRate, eventBurst), saved: now, beatTold: now,
 	}
 	defer func() {
@@ -120,10 +120,10 @@ func (r *outputCollector) collectUntilExit(ctx context.Context, g guestclient.Gu
 	if err != nil {
 		return err
 	}
-	r.w.Redact.SetGuest(values...)
+	r.rec.Redact.SetGuest(values...)
 	var masks [2]*secret.Writer
 	for i := range masks {
-		masks[i] = r.w.Redact.Mask(logWriter{r, i})
+		masks[i] = r.rec.Redact.Mask(logWriter{r, i})
 	}
 	r.mu.Lock()
 	task, out, errs := r.task, r.lengths[0], r.lengths[1]
@@ -168,7 +168,7 @@ func (r *outputCollector) recordOutput(i int, p []byte) error {
 		if !r.full[i] {
 			r.full[i] = true
 			name := filepath.Base([]string{r.dir.Stdout(), r.dir.Stderr()}[i])
-			r.news = append(r.news, event(EventWarning, session.Warning{
+			r.news = append(r.news, store.NewEvent(EventWarning, lifecycle.Warning{
 				Message: fmt.Sprintf("%s reached its limit of %d bytes; further output of the agent stays in its VM", name, r.most),
 			}))
 		}
@@ -194,8 +194,8 @@ func (r *outputCollector) parse(p []byte) {
 			r.left++
 			continue
 		}
-		c.Name, c.Text = r.w.text(c.Name), r.w.text(c.Text)
-		r.news = append(r.news, event(c.Kind, c))
+		c.Name, c.Text = r.rec.Text(c.Name), r.rec.Text(c.Text)
+		r.news = append(r.news, store.NewEvent(c.Kind, c))
 	}
 }
 
@@ -232,12 +232,12 @@ func (r *outputCollector) watchLiveness(ctx context.Context, cancel context.Canc
 			if h.Sign == signTimeout {
 				h.Action = life.HangAction
 			}
-			r.news = append(r.news, event(EventHang, h))
+			r.news = append(r.news, store.NewEvent(EventHang, h))
 		}
 		err := r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			r.w.Log.ErrorContext(ctx, "failed to record agent progress", "error", err) // the next save writes it all, or fails loudly
+			r.rec.Log.ErrorContext(ctx, "failed to record agent progress", "error", err) // the next save writes it all, or fails loudly
 		}
 		if hung && life.HangAction != "notify" {
 			cancel(fail.New(fail.Timeout, "%w for %v", errHung, time.Duration(life.HangTimeout)))
@@ -261,29 +261,29 @@ func (r *outputCollector) saveLocked(ctx context.Context, now bool) error {
 	}
 	if at.Sub(r.beatTold) >= heartbeatEvery {
 		r.beatTold = at
-		r.news = append(r.news, event(EventHeartbeat, Heartbeat{
+		r.news = append(r.news, store.NewEvent(EventHeartbeat, Heartbeat{
 			Stdout: r.lengths[0], Stderr: r.lengths[1], CPUMillis: r.cpu, MemoryBytes: r.memory, Usage: r.parser.Progress().Usage,
 		}))
 	}
 	if r.left > 0 {
-		r.news = append(r.news, event(EventWarning, session.Warning{Message: fmt.Sprintf("%d events left out: the agent produces too many", r.left)}))
+		r.news = append(r.news, store.NewEvent(EventWarning, lifecycle.Warning{Message: fmt.Sprintf("%d events left out: the agent produces too many", r.left)}))
 	}
 	progress := r.parser.Progress()
 	if len(r.news) == 0 && progress.Offset == r.task.Status.Progress.Offset && at.Sub(r.saved) < heartbeatEvery {
 		return nil
 	}
-	progress.Result, progress.Error = r.w.text(progress.Result), r.w.text(progress.Error)
-	news, spent, quiet := r.news, r.w.currentSpent(r.task.Status, at), max(0, at.Sub(r.vital.output))
-	err := r.w.update(ctx, &r.task, func(_ *store.Task, status *Status) []store.Event {
+	progress.Result, progress.Error = r.rec.Text(progress.Result), r.rec.Text(progress.Error)
+	news, spent, quiet := r.news, r.rec.currentSpent(r.task.Status, at), max(0, at.Sub(r.vital.output))
+	err := r.rec.update(ctx, &r.task, func(_ *store.Task, status *Status) []store.Event {
 		status.Progress, status.Spent, status.Quiet = progress, spent, quiet
 		return status.Events.Admit(news...)
 	})
 	if err != nil {
 		return err
 	}
-	r.w.noted = at
+	r.rec.noted = at
 	r.news, r.left, r.saved = nil, 0, at
-	return r.w.writeFiles(ctx, r.task)
+	return r.rec.writeFiles(ctx, r.task)
 }
 
 // close writes the rest.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -37,16 +37,16 @@ func running(t *testing.T, more string) (*Worker, Task) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if task, err = read(row); err != nil {
+	if task, err = read(row, nil); err != nil {
 		t.Fatal(err)
 	}
-	return &Worker{Manager: m, Log: slog.New(slog.DiscardHandler), Redact: secret.NewRedactor()}, task
+	return NewWorker(m, nil, slog.New(slog.DiscardHandler), secret.NewRedactor()), task
 }
 
 // print makes the agent print some text, as over one connection of one keeper.
 func print(t *testing.T, w *Worker, task Task, text string, most int64) Task {
 	t.Helper()
-	r, err := w.newCollector(t.Context(), &task)
+	r, err := w.rec.newCollector(t.Context(), &task)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,11 +88,11 @@ func TestEventsInAll(t *testing.T) {
 	for range 3 { // three keepers, one after the other
 		task = print(t, w, task, strings.Repeat(toolCall(strings.Repeat("x", 1000)), each), 0)
 		var err error
-		if task, err = w.Get(t.Context(), task.ID); err != nil {
+		if task, err = w.Tasks.Get(t.Context(), task.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
-	by := kinds(t, w.Manager, task.ID)
+	by := kinds(t, w.Tasks, task.ID)
 	if n := len(by[EventTool]); n == 0 || n > 10 {
 		t.Errorf("%s events stored = %d, want 1 to 10", EventTool, n)
 	}
@@ -110,10 +110,10 @@ func TestEventsInAll(t *testing.T) {
 		t.Errorf("events dropped = %d, %v, want %d (%d stored of %d)", shown.Dropped, err, 3*each-len(by[EventTool]), len(by[EventTool]), 3*each)
 	}
 	// The task's own events are still stored.
-	if err := w.advance(t.Context(), &task, Completing, PhaseChange{}, nil); err != nil {
+	if err := w.rec.advance(t.Context(), &task, Completing, PhaseChange{}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(kinds(t, w.Manager, task.ID)[EventPhase]); n != 2 {
+	if n := len(kinds(t, w.Tasks, task.ID)[EventPhase]); n != 2 {
 		t.Errorf("%s events = %d, want 2", EventPhase, n)
 	}
 }
@@ -122,11 +122,11 @@ func TestEventsInAll(t *testing.T) {
 func TestEventsAreAsLongAsTheirText(t *testing.T) {
 	w, task := running(t, "")
 	task = print(t, w, task, toolCall(strings.Repeat("<&>", 500)), 0)
-	all := kinds(t, w.Manager, task.ID)[EventTool]
+	all := kinds(t, w.Tasks, task.ID)[EventTool]
 	if len(all) != 1 || len(all[0].Data) > 1600 {
 		t.Errorf("%s events = %d, the first of %d bytes, want 1 of at most 1600", EventTool, len(all), len(all[0].Data))
 	}
-	text, err := os.ReadFile(w.Dir(task.ID).events())
+	text, err := os.ReadFile(w.Tasks.Dir(task.ID).events())
 	if err != nil || !strings.Contains(string(text), "<&><&>") {
 		t.Errorf("events file = %.300s, %v, want <, & and > unescaped", text, err)
 	}
@@ -135,14 +135,14 @@ func TestEventsAreAsLongAsTheirText(t *testing.T) {
 // A log is limited over all attempts, and shows where it was cut.
 func TestLogsInAll(t *testing.T) {
 	w, task := running(t, "")
-	d := w.Dir(task.ID)
+	d := w.Tasks.Dir(task.ID)
 	for attempt := range 3 {
 		task = print(t, w, task, strings.Repeat("0123456789abcde\n", 50), 1000)
 		if got := size(d.Stdout()); got > 1000 || attempt > 0 && got != 1000 {
 			t.Errorf("log after attempt %d = %d bytes, want 1000", attempt, got)
 		}
 		// The next attempt's output comes after this one's.
-		row, err := w.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
+		row, err := w.Tasks.store().UpdateTask(t.Context(), task.ID, func(row *store.Task) ([]store.Event, error) {
 			task.Status.LogBase.Stdout = size(d.Stdout())
 			var err error
 			row.Status, err = json.Marshal(task.Status)
@@ -151,12 +151,12 @@ func TestLogsInAll(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if task, err = read(row); err != nil {
+		if task, err = read(row, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var says session.Warning
-	all := kinds(t, w.Manager, task.ID)[EventWarning]
+	var says lifecycle.Warning
+	all := kinds(t, w.Tasks, task.ID)[EventWarning]
 	if len(all) == 0 || json.Unmarshal(all[0].Data, &says) != nil || !strings.Contains(says.Message, "stdout.log reached its limit of 1000 bytes") {
 		t.Errorf("warnings = %v, want \"stdout.log reached its limit of 1000 bytes\" first", all)
 	}

@@ -68,7 +68,7 @@ func TestRestrictedTaskHasARestrictedSession(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := (&Worker{Manager: m, Log: slog.New(slog.DiscardHandler)}).open(t.Context(), task)
+		s, err := NewWorker(m, nil, slog.New(slog.DiscardHandler), nil).vm.open(t.Context(), task)
 		if err != nil || s.Spec.Restricted != c.want || s.Spec.Repo.PublicOnly != c.want {
 			t.Errorf("restricted %t, public only %t, want %t: %v", s.Spec.Restricted, s.Spec.Repo.PublicOnly, c.want, err)
 		}

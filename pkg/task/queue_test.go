@@ -2,7 +2,6 @@ package task
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -12,17 +11,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // newManager returns a Manager with its own store and keepers that end immediately,
 // so only the test changes a task. The settings allow this many slots and VMs.
 func newManager(t *testing.T, slots, vms int) *Manager {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "q") // short, because sockets might be created below it
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	c, err := config.Load(config.Paths{
 		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"),
 		Data: filepath.Join(dir, "data"), Cache: filepath.Join(dir, "cache"), LimaHome: filepath.Join(dir, "vms"),

@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -38,21 +35,21 @@ func (t Task) base(s session.Session) *repo.Base {
 
 // findSession finds the session in which a task is to run. On an error, field names the
 // faulty field of the manifest.
-func (m *Manager) findSession(ctx context.Context, asked *manifest.Task) (s session.Session, field string, err error) {
-	s, err = m.isInSession(ctx, asked)
+func findSession(ctx context.Context, m *session.Manager, asked *manifest.Task) (s session.Session, field string, err error) {
+	s, err = namedSession(ctx, m, asked)
 	if err != nil {
 		return s, "vm.session", err
 	}
 	return s, "repository.url", ofSession(s, asked)
 }
 
-// isInSession finds the session that the manifest names, if tasks may run in it.
-func (m *Manager) isInSession(ctx context.Context, asked *manifest.Task) (session.Session, error) {
+// namedSession finds the session that the manifest names, if tasks may run in it.
+func namedSession(ctx context.Context, m *session.Manager, asked *manifest.Task) (session.Session, error) {
 	const list = "agent-sessionizer list"
 	what := asked.VM.Session
-	s, err := m.Sessions.Find(ctx, what)
+	s, err := m.Find(ctx, what)
 	if fail.CodeOf(err) == fail.NotFound {
-		if over, oerr := m.Sessions.Ended(ctx, what); oerr == nil && over {
+		if over, oerr := m.Ended(ctx, what); oerr == nil && over {
 			return s, fail.New(fail.NotFound, "session %s is gone", what).WithHint(list)
 		}
 	}
@@ -88,13 +85,7 @@ func ofSession(s session.Session, asked *manifest.Task) error {
 
 // In returns the tasks that run in a session or wait for it.
 func (m *Manager) In(ctx context.Context, session string) (all []Task, err error) {
-	var phases []string
-	for _, p := range Phases() {
-		if !p.Over() {
-			phases = append(phases, string(p))
-		}
-	}
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phases, OldestFirst: true})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !p.Over() }), OldestFirst: true})
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +93,7 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 		if row.SessionID != session {
 			continue
 		}
-		t, err := read(row)
+		t, err := read(row, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -119,70 +110,4 @@ func sessionGone(s session.Session) error {
 		return nil
 	}
 	return fail.New(fail.NotFound, "session %s of the task is gone: %w", s.Name, errGone).WithHint("agent-sessionizer list")
-}
-
-// outcomeIfLost returns how a task ends whose session went away, or nil when the session may
-// come back. A user's session is never rebuilt. One that does not respond is not
-// stopped, because the agent may still be running in it.
-func (w *Worker) outcomeIfLost(ctx context.Context, t Task, what crashAction, cause error) (*Outcome, error) {
-	s, err := w.Sessions.Get(ctx, t.SessionID)
-	if err != nil {
-		return nil, err
-	}
-	if err := sessionGone(s); err != nil {
-		o := failure(err)
-		return &o, nil
-	}
-	if errors.Is(cause, errSilent) {
-		o := failure(cause)
-		return &o, nil
-	}
-	if what == actionRestart {
-		return nil, nil
-	}
-	return &Outcome{
-		Result: CrashLoop, Code: fail.Failure.String(), Hint: fail.HintOf(cause),
-		Reason: fmt.Sprintf("the VM of session %s crashed %d times: %v", s.Name, len(t.Status.Restarts)+1, cause),
-	}, nil
-}
-
-// noteBase records what is checked out before an agent starts for the first time.
-func (w *Worker) noteBase(ctx context.Context, t *Task, s session.Session, g guestclient.Guest) error {
-	if !t.InSession() || t.Status.Base != nil {
-		return nil
-	}
-	base, err := repo.Head(ctx, g.SSH, s.Status.Dir)
-	if err != nil {
-		return err
-	}
-	return w.update(ctx, t, func(_ *store.Task, status *Status) []store.Event { status.Base = &base; return nil })
-}
-
-// leaveLimit is for a guest that no longer responds after everything was collected.
-const leaveLimit = 2 * time.Minute
-
-// cleanupInSession ends the task's processes in a session that stays, and removes the task's
-// files there, except what could not be collected.
-func (w *Worker) cleanupInSession(ctx context.Context, t Task) error {
-	if t.Status.Attempt == 0 || t.Status.Outcome.Preserve {
-		return nil
-	}
-	s, err := w.Sessions.Get(ctx, t.SessionID)
-	if err != nil || s.Phase != session.Ready {
-		return err // nothing runs in it
-	}
-	err = w.step(ctx, t, "clean up in the session", func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, leaveLimit+time.Duration(t.Manifest.Lifecycle.CancelGrace)+killWait)
-		defer cancel()
-		return w.withGuest(ctx, t, func(ctx context.Context, s session.Session, g guestclient.Guest) error {
-			if err := w.kill(ctx, t, s, g); err != nil { // some paths here bypass collect
-				return err
-			}
-			return g.Task(t.ID, t.Status.Attempt).Remove(ctx)
-		})
-	})
-	if err != nil && !errors.Is(err, errNotReady) {
-		w.warn(ctx, t, "agent-sessionizer exec "+s.Name+" -- ps -ef", "parts of the task may be left in session %s: %v", s.Name, err)
-	}
-	return nil
 }

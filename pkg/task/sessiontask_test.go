@@ -10,6 +10,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -20,7 +21,7 @@ import (
 // phases.
 func opened(t *testing.T, m *Manager, name, task string, phase, desired session.Phase) string {
 	t.Helper()
-	id := randomHex(6)
+	id := ids.New()
 	spec, err := json.Marshal(session.Spec{
 		Repo:      repo.Ref{Key: "github.com/acme/" + name, Slug: "acme/" + name, URL: "https://github.com/acme/" + name},
 		Resources: config.Resources{CPUs: 1, Memory: 512 << 20, Disk: 4 << 30},
@@ -72,7 +73,7 @@ func submitIn(t *testing.T, m *Manager, name, in string) Task {
 // end makes an admitted task end.
 func end(t *testing.T, m *Manager, task Task) {
 	t.Helper()
-	_, err := m.store().AdvanceTask(t.Context(), task.ID, string(Staging), string(Failed), event(EventPhase, PhaseChange{From: Staging, To: Failed}), nil)
+	_, err := m.store().AdvanceTask(t.Context(), task.ID, string(Staging), string(Failed), store.NewEvent(EventPhase, PhaseChange{From: Staging, To: Failed}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,13 +195,13 @@ func TestRetryInASession(t *testing.T) {
 // If a user's session may come back, the task waits for it; otherwise the task fails.
 func TestLostSessions(t *testing.T) {
 	m := newManager(t, 1, 100)
-	w := &Worker{Manager: m, Log: slog.New(slog.DiscardHandler)}
+	w := NewWorker(m, nil, slog.New(slog.DiscardHandler), nil)
 	id := opened(t, m, "app", "", session.Stopped, session.Stopped)
 	task := submitIn(t, m, "x", id)
 	down, silent := fmt.Errorf("x: %w", errNotReady), fmt.Errorf("x: %w", errSilent)
 	check := func(what crashAction, cause error, result Result, says string) {
 		t.Helper()
-		o, err := w.outcomeIfLost(t.Context(), task, what, cause)
+		o, err := w.agent.outcomeIfLost(t.Context(), task, what, cause)
 		switch {
 		case err != nil:
 			t.Fatal(err)

@@ -59,10 +59,7 @@ exec %[3]s -c url.%[4]s.insteadOf=https://github.com/acme/app.git "$@"
 	if task, err = m.Get(t.Context(), task.ID); err != nil {
 		t.Fatal(err)
 	}
-	w := &Worker{
-		Manager: m, Log: slog.New(slog.DiscardHandler), Redact: secret.NewRedactor(),
-		Mirrors: &repo.Mirrors{Dir: m.paths().Mirrors()},
-	}
+	w := NewWorker(m, &repo.Mirrors{Dir: m.paths().Mirrors()}, slog.New(slog.DiscardHandler), secret.NewRedactor())
 	return w, task
 }
 
@@ -82,7 +79,7 @@ func TestRetriesOfAClone(t *testing.T) {
 					t.Errorf("stage = %v, phase %s, want success: %t", err, task.Phase, c.ok)
 				}
 			})
-			all := kinds(t, w.Manager, task.ID)[EventRetry]
+			all := kinds(t, w.Tasks, task.ID)[EventRetry]
 			if len(all) != c.events {
 				t.Errorf("%s events = %d, want %d", EventRetry, len(all), c.events)
 			}

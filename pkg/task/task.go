@@ -10,11 +10,11 @@ package task
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -48,7 +48,7 @@ const (
 )
 
 // next is the only table of transitions.
-var next = map[Phase][]Phase{
+var next = lifecycle.Transitions[Phase]{
 	Pending:         {Staging, Cancelled},
 	Staging:         {Provisioning, Failed, Cancelled},
 	Provisioning:    {Ready, Failed, FailedPreserved, Cancelled},
@@ -70,8 +70,6 @@ func (p Phase) Over() bool {
 
 // Active reports whether a task in that phase holds one of the queue's slots.
 func (p Phase) Active() bool { return p != Pending && !p.Over() }
-
-func (p Phase) canGo(to Phase) bool { return slices.Contains(next[p], to) }
 
 // DesiredPhase is the desired state of a task.
 type DesiredPhase string
@@ -202,9 +200,11 @@ type Task struct {
 	Status   Status
 }
 
-func read(row store.Task) (Task, error) {
+func read(row store.Task, err error) (Task, error) {
+	if err != nil {
+		return Task{}, err
+	}
 	t := Task{Task: row, Phase: Phase(row.Phase), Desired: DesiredPhase(row.Desired)}
-	var err error
 	if t.Manifest, err = manifest.Decode(row.Manifest); err != nil {
 		return t, fmt.Errorf("read manifest of task %s: %w", row.ID, err)
 	}
@@ -216,31 +216,31 @@ func read(row store.Task) (Task, error) {
 
 // View is a task as --json and the API show it. Fields are only ever added.
 type View struct {
-	ID             string            `json:"id"`
-	Name           string            `json:"name"`
-	State          Phase             `json:"state"`
-	Desired        DesiredPhase      `json:"desired"`
-	Priority       int               `json:"priority"`
-	Labels         map[string]string `json:"labels,omitempty"`
-	Repository     string            `json:"repository"`
-	Agent          string            `json:"agent"`
-	Model          string            `json:"model,omitempty"`
-	Session        string            `json:"session,omitempty"`    // the id of its session
-	InSession      bool              `json:"in_session,omitempty"` // the session existed before and stays
-	CreatedAt      time.Time         `json:"created_at"`
-	StateChangedAt time.Time         `json:"state_changed_at"`
-	StartedAt      *time.Time        `json:"started_at,omitempty"` // of the agent
-	EndedAt        *time.Time        `json:"ended_at,omitempty"`   // of the agent
-	Attempt        int               `json:"attempt,omitempty"`
-	Progress       *ViewProgress     `json:"progress,omitempty"`
-	Outcome        *Outcome          `json:"outcome,omitempty"`
-	Error          *ViewError        `json:"error,omitempty"`
-	PreservedUntil *time.Time        `json:"preserved_until,omitempty"`
-	Artifacts      int               `json:"artifacts,omitempty"`      // their number
-	EventsDropped  int64             `json:"events_dropped,omitempty"` // of the agent's events that were counted and not stored
-	RetryOf        string            `json:"retry_of,omitempty"`
-	Actor          string            `json:"actor,omitempty"`
-	TraceID        string            `json:"trace_id,omitempty"`
+	ID             string               `json:"id"`
+	Name           string               `json:"name"`
+	State          Phase                `json:"state"`
+	Desired        DesiredPhase         `json:"desired"`
+	Priority       int                  `json:"priority"`
+	Labels         map[string]string    `json:"labels,omitempty"`
+	Repository     string               `json:"repository"`
+	Agent          string               `json:"agent"`
+	Model          string               `json:"model,omitempty"`
+	Session        string               `json:"session,omitempty"`    // the id of its session
+	InSession      bool                 `json:"in_session,omitempty"` // the session existed before and stays
+	CreatedAt      time.Time            `json:"created_at"`
+	StateChangedAt time.Time            `json:"state_changed_at"`
+	StartedAt      *time.Time           `json:"started_at,omitempty"` // of the agent
+	EndedAt        *time.Time           `json:"ended_at,omitempty"`   // of the agent
+	Attempt        int                  `json:"attempt,omitempty"`
+	Progress       *ViewProgress        `json:"progress,omitempty"`
+	Outcome        *Outcome             `json:"outcome,omitempty"`
+	Error          *lifecycle.ViewError `json:"error,omitempty"`
+	PreservedUntil *time.Time           `json:"preserved_until,omitempty"`
+	Artifacts      int                  `json:"artifacts,omitempty"`      // their number
+	EventsDropped  int64                `json:"events_dropped,omitempty"` // of the agent's events that were counted and not stored
+	RetryOf        string               `json:"retry_of,omitempty"`
+	Actor          string               `json:"actor,omitempty"`
+	TraceID        string               `json:"trace_id,omitempty"`
 }
 
 // ViewProgress is an agent.Progress without what only its parser needs.
@@ -257,17 +257,11 @@ type ViewProgress struct {
 	Skipped     int64  `json:"skipped,omitempty"`
 }
 
-// ViewError is the last failure.
-type ViewError struct {
-	Code    string `json:"code"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
-}
-
 // View returns t as --json and the API show it.
 func (t Task) View() View {
 	v := View{
-		ID: t.ID, Name: t.Name, State: t.Phase, Desired: t.Desired, Priority: t.Priority, Labels: t.Labels,
+		Error: lifecycle.LastError(t.ErrorCode, t.ErrorMessage, t.ErrorHint),
+		ID:    t.ID, Name: t.Name, State: t.Phase, Desired: t.Desired, Priority: t.Priority, Labels: t.Labels,
 		Repository: t.repository(), Agent: string(t.Manifest.Agent.Kind), Model: t.Manifest.Agent.Model,
 		Session: t.SessionID, InSession: t.InSession(), CreatedAt: t.CreatedAt, StateChangedAt: t.StateChangedAt,
 		StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended), Attempt: t.Status.Attempt,
@@ -277,9 +271,6 @@ func (t Task) View() View {
 	if !t.Status.Started.IsZero() {
 		p := t.Status.Progress
 		v.Progress = &ViewProgress{p.Usage, p.ToolCalls, p.CurrentTool, p.Model, p.Thread, p.Result, p.Error, p.Offset, p.Skipped}
-	}
-	if t.ErrorCode != "" {
-		v.Error = &ViewError{t.ErrorCode, t.ErrorMessage, t.ErrorHint}
 	}
 	return v
 }

@@ -33,8 +33,8 @@ func TestTransitions(t *testing.T) {
 		}
 	}
 	for _, p := range []Phase{Pending, Staging, Provisioning, Ready, Completing} {
-		if !p.canGo(Cancelled) {
-			t.Errorf("%s.canGo(%s) = false, want true", p, Cancelled)
+		if !next.Allow(p, Cancelled) {
+			t.Errorf("next.Allow(%s, %s) = false, want true", p, Cancelled)
 		}
 	}
 }

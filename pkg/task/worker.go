@@ -1,36 +1,44 @@
 package task
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // Worker does the work of a task's phases. One keeper uses one Worker, and holds the
 // task's lock meanwhile.
 type Worker struct {
-	*Manager
+	Tasks   *Manager
 	Mirrors *repo.Mirrors
 	Log     *slog.Logger
 
-	// Redact removes secrets from the task's row, its events, its logs and Log. The
-	// secrets that the guest says it was given are added to it.
-	Redact *secret.Redactor
+	rec     *recorder
+	vm      *machine
+	agent   *agentRun
+	results *results
+}
 
-	noted time.Time // when we last recorded Spent, with a monotonic reading
+// NewWorker returns a worker for the tasks of m. redact removes secrets from a task's row,
+// its events, its logs and log. The secrets that the guest says it was given are added to it.
+func NewWorker(m *Manager, mirrors *repo.Mirrors, log *slog.Logger, redact *secret.Redactor) *Worker {
+	rec := &recorder{Reporter: lifecycle.Reporter{Store: m.store(), Log: log, Redact: redact}, tasks: m}
+	vm := &machine{rec: rec, sessions: m.Sessions}
+	return &Worker{Tasks: m, Mirrors: mirrors, Log: log, rec: rec, vm: vm, agent: &agentRun{rec, vm}, results: &results{rec, vm}}
 }
 
 // Next takes the step that brings the task one phase closer to its end, and returns
@@ -38,10 +46,11 @@ type Worker struct {
 // changed, Next returns with the phase unchanged; the keeper then calls it again.
 func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	ctx = traceid.With(ctx, t.Status.Trace)
-	w.Sessions.Actor = t.Status.Actor  // changes to the session are attributed to the task's submitter
-	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
+	w.Tasks.Sessions.Actor = t.Status.Actor // changes to the session are attributed to the task's submitter
+	keep := context.WithoutCancel(ctx)      // for writes that must happen even when the work is cancelled
 	if t.Status.Outcome == nil && t.Desired != Run {
-		return w.decide(keep, t, Outcome{Result: CancelledByUser})
+		err := w.rec.decide(keep, &t, Outcome{Result: CancelledByUser})
+		return t, err
 	}
 	if t.Status.Outcome != nil && !t.Phase.Over() {
 		return w.advanceEnding(keep, t)
@@ -53,9 +62,9 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	case Provisioning:
 		err = w.provision(ctx, &t)
 	case Ready:
-		err = w.launch(ctx, &t)
+		err = w.agent.launch(ctx, &t)
 	case Running:
-		err = w.run(ctx, &t)
+		err = w.agent.run(ctx, &t)
 	case FailedPreserved:
 		return w.preserve(ctx, t)
 	default:
@@ -72,7 +81,7 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 		return t, err
 	}
 	if isDiskFull(err) {
-		err = w.retryLater(ctx, &t, err, capacityTries, capacityDelays()...)
+		err = w.rec.retryLater(ctx, &t, err, capacityTries, capacityDelays()...)
 		switch {
 		case err == nil:
 			return t, nil
@@ -82,7 +91,8 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 			return t, err
 		}
 	}
-	return w.decide(keep, t, failure(err))
+	err = w.rec.decide(keep, &t, failure(err))
+	return t, err
 }
 
 // capacityTries is how often a step is retried while the host's disk is full: for a
@@ -107,189 +117,195 @@ func failure(err error) Outcome {
 	return o
 }
 
-// storeTrouble marks errors of the store, which decide nothing about a task.
-type storeTrouble struct{ error }
-
-func (e *storeTrouble) Unwrap() error { return e.error }
-
-// update changes the task's row, and t. f may return no events.
-func (w *Worker) update(ctx context.Context, t *Task, f func(row *store.Task, status *Status) []store.Event) error {
-	row, err := w.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
-		if Phase(row.Phase) != t.Phase {
-			return nil, fmt.Errorf("task %s is %s, not %s: %w", row.ID, row.Phase, t.Phase, store.ErrStale)
-		}
-		cur, err := read(*row)
-		if err != nil {
-			return nil, err
-		}
-		evs := f(row, &cur.Status)
-		row.Status, err = json.Marshal(cur.Status)
-		return evs, err
-	})
+// stage prepares on the host what the task needs: its directory, and the repository's
+// mirror.
+func (w *Worker) stage(ctx context.Context, t *Task) error {
+	d := w.Tasks.Dir(t.ID)
+	if err := w.Tasks.prepareDir(ctx, *t); err != nil {
+		return err
+	}
+	if err := d.writeBrief(*t); err != nil {
+		return err
+	}
+	if t.InSession() { // its agent works on what is in the session
+		return w.rec.advance(ctx, t, Provisioning, PhaseChange{}, nil)
+	}
+	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
 	if err != nil {
-		return &storeTrouble{err}
+		return err
 	}
-	*t, err = read(row)
-	return err
-}
-
-// advance moves t to another phase, as the transition table allows, and resets what
-// belonged to the previous phase.
-func (w *Worker) advance(ctx context.Context, t *Task, to Phase, change PhaseChange, f func(*store.Task, *Status)) error {
-	if !t.Phase.canGo(to) {
-		return fmt.Errorf("task %s: no transition from %s to %s", t.ID, t.Phase, to)
-	}
-	from := t.Phase
-	change.From, change.To = from, to
-	if what := ends[to]; what != "" && !from.Over() {
-		w.audit(ctx, what, *t) // before the transition: after a crash it may be recorded twice, but is never missing
-	}
-	err := w.update(ctx, t, func(row *store.Task, status *Status) []store.Event {
-		row.Phase = string(to)
-		if from == Running {
-			status.Ran += w.phaseTime(*status)
+	err = w.rec.withPhaseLimit(ctx, t, time.Duration(t.Manifest.Lifecycle.StageTimeout), "fetching the repository", func(ctx context.Context) error {
+		for {
+			err := w.refresh(ctx, *t, r.Repo)
+			if err == nil || ctx.Err() != nil || !repo.Transient(err) {
+				return err
+			}
+			if err := w.rec.retryLater(ctx, t, err, t.Manifest.Lifecycle.Retries.Clone, cloneDelays()...); err != nil {
+				return err
+			}
 		}
-		status.Tries, status.NextTry, status.Spent = 0, time.Time{}, Spent{}
-		if f != nil {
-			f(row, status)
-		}
-		change.Session, change.Desired = row.SessionID, DesiredPhase(row.Desired)
-		return []store.Event{event(EventPhase, change)}
 	})
 	if err != nil {
 		return err
 	}
-	w.Log.InfoContext(ctx, "task state transition", "from", from, "to", to)
-	return w.writeFiles(ctx, *t)
+	return w.rec.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 }
 
-// writeFiles updates the files that mirror the store.
-func (w *Worker) writeFiles(ctx context.Context, t Task) error {
-	err := w.Dir(t.ID).appendEvents(func(seq int64, limit int) ([]store.Event, error) {
-		return w.store().Events(ctx, t.ID, seq, limit)
-	})
-	return errors.Join(err, w.Dir(t.ID).writeState(t))
+func cloneDelays() []time.Duration {
+	return []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, time.Minute}
 }
 
-// decide writes how the task ends. The first outcome stays.
-func (w *Worker) decide(ctx context.Context, t Task, o Outcome) (Task, error) {
-	o.At = time.Now().UTC()
-	o.Reason, o.Hint = w.text(o.Reason), w.text(o.Hint)
-	err := w.update(ctx, &t, func(row *store.Task, status *Status) []store.Event {
-		if status.Outcome != nil {
+// refresh updates the mirror, and checks that it has what the manifest names.
+func (w *Worker) refresh(ctx context.Context, t Task, ref repo.Ref) error {
+	return w.rec.Step(ctx, t.ID, "refresh the mirror", func(ctx context.Context, _ vm.Progress) error {
+		mirrors := *w.Mirrors
+		mirrors.Pauses = func() backoff.BackOff { return &backoff.StopBackOff{} } // stage retries, and records each retry
+		m, err := mirrors.Ensure(ctx, ref, func(string) {})
+		if err != nil {
+			return err
+		}
+		if m.Warning != "" {
+			w.rec.Warn(ctx, t.ID, "", "%s", m.Warning)
+		}
+		sub := t.Manifest.Repository.Subpath
+		if sub == "" {
 			return nil
 		}
-		status.Outcome = &o
-		if o.Result != Success && o.Result != CancelledByUser {
-			row.SetError(cmp.Or(o.Code, fail.Failure.String()), o.Reason, o.Hint)
+		is, err := m.Source(false).MayHaveDir(ctx, sub)
+		if err == nil && !is {
+			err = w.located(ctx, t).Refuse(manifest.Fault{Field: "repository.subpath", Err: fail.New(fail.NotFound,
+				"the commit to be checked out has no directory %q", sub).WithHint("git -C %s ls-tree -d -r --name-only HEAD", m.Dir)})
 		}
-		return []store.Event{event(EventOutcome, o)}
+		return err
 	})
-	return t, err
 }
 
-// text returns s as rows and events may hold it: without secrets, safe to print, and
-// short.
-func (w *Worker) text(s string) string { return w.Redact.Line(s, 2000) }
-
-// appendEvent appends an event that changes nothing in the row.
-func (w *Worker) appendEvent(ctx context.Context, t Task, kind string, data any) {
-	// An event that cannot be written must not stop the work: the phase change that
-	// follows uses the same store and will fail loudly.
-	if err := w.store().Append(ctx, t.ID, event(kind, data)); err != nil {
-		w.Log.Error("failed to append event", "kind", kind, "error", err)
+// located returns the task's manifest, with line numbers if the written text is
+// available.
+func (w *Worker) located(ctx context.Context, t Task) *manifest.Task {
+	text, err := w.Tasks.store().TaskText(ctx, t.ID)
+	if err != nil || text == nil {
+		return t.Manifest
 	}
+	if written, _, err := manifest.Parse("manifest.yaml", text, "/"); err == nil {
+		return written
+	}
+	return t.Manifest
 }
 
-func (w *Worker) warn(ctx context.Context, t Task, hint, format string, args ...any) {
-	w.appendEvent(ctx, t, EventWarning, session.Warning{Message: w.text(fmt.Sprintf(format, args...)), Hint: hint})
-}
-
-// step runs f as a named step and reports it in events.
-func (w *Worker) step(ctx context.Context, t Task, name string, f func(context.Context) error) error {
-	began := time.Now()
-	keep := context.WithoutCancel(ctx)
-	tell := func(state, detail string) {
-		w.appendEvent(keep, t, EventStep, session.Step{Name: name, State: state, Detail: w.text(detail), ElapsedMS: time.Since(began).Milliseconds()})
+// provision has a session created for the task, or started again. The session may be
+// the task's own or a user's.
+func (w *Worker) provision(ctx context.Context, t *Task) error {
+	life := t.Manifest.Lifecycle
+	what := "creating the VM"
+	if t.InSession() {
+		what = "starting the session"
 	}
-	tell("start", "")
-	err := f(ctx)
-	switch {
-	case err == nil:
-		tell("done", "")
-		return nil
-	case ctx.Err() == nil:
-		tell("failed", err.Error())
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-// retryLater counts a failed try of a phase's work and waits for the next one; it returns
-// cause after too many. The count and the delay are stored in the row, so a new
-// keeper neither restarts the count nor shortens the wait.
-func (w *Worker) retryLater(ctx context.Context, t *Task, cause error, most int, delays ...time.Duration) error {
-	if t.Status.Tries >= most {
-		return cause
-	}
-	delay := delays[min(t.Status.Tries, len(delays)-1)]
-	delay = time.Duration(float64(delay) * (1 + jitter*(2*rand.Float64()-1)))
-	err := w.update(context.WithoutCancel(ctx), t, func(_ *store.Task, status *Status) []store.Event {
-		status.Tries++
-		status.NextTry = time.Now().Add(delay)
-		return []store.Event{event(EventRetry, Retrying{
-			Phase: t.Phase, Try: status.Tries + 1, Most: most + 1, DelayMS: delay.Milliseconds(),
-			Error: w.text(cause.Error()), Hint: w.text(fail.HintOf(cause)),
-		})}
+	err := w.rec.withPhaseLimit(ctx, t, time.Duration(life.ProvisionTimeout), what, func(ctx context.Context) error {
+		for {
+			err := w.vm.session(ctx, t)
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+			var trouble *storeTrouble
+			if errors.As(err, &trouble) || t.InSession() && errors.Is(err, errGone) {
+				return err
+			}
+			if err := w.rec.retryLater(ctx, t, err, life.Retries.Provision, 10*time.Second, 30*time.Second); err != nil {
+				return err
+			}
+		}
 	})
 	if err != nil {
 		return err
 	}
-	return sleep(ctx, delay)
+	return w.rec.advance(ctx, t, Ready, PhaseChange{}, func(_ *store.Task, status *Status) { status.Attempt++ })
 }
 
-// jitter is the fraction by which a delay is randomly lengthened or shortened.
-const jitter = 0.15
-
-// waitRetryDelay waits for the rest of a delay that a previous keeper started.
-func (t *Task) waitRetryDelay(ctx context.Context) error {
-	left := time.Until(t.Status.NextTry)
-	if left <= 0 || left > time.Minute { // a clock that was set back must not delay us
-		return nil
-	}
-	return sleep(ctx, left)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// withRemaining returns ctx with the limit of a phase, minus the time that previous keepers
-// used.
-func (w *Worker) withRemaining(ctx context.Context, t Task, limit time.Duration, what string) (context.Context, context.CancelFunc) {
-	left := max(limit-w.phaseTime(t.Status), time.Millisecond)
-	return context.WithTimeoutCause(ctx, left, fail.New(fail.Timeout, "%s took longer than %v", what, limit).
-		WithHint("agent-sessionizer task logs %s", t.ID))
-}
-
-// phaseTime returns how long the phase has taken so far.
-func (w *Worker) phaseTime(f Status) time.Duration {
-	s := f.Spent
+// advanceEnding takes the next step towards the last phase of a task whose outcome is decided.
+func (w *Worker) advanceEnding(ctx context.Context, t Task) (Task, error) {
 	switch {
-	case s.At.IsZero():
-		return s.For
-	case s.At.Equal(w.noted):
-		return s.For + time.Since(w.noted)
+	case t.Phase == Running:
+		err := w.rec.advance(ctx, &t, Completing, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, status *Status) {
+			status.Ended = time.Now().UTC()
+		})
+		return t, err
+	case t.Phase == Completing && !t.Status.Collected:
+		return t, w.results.collect(ctx, &t)
 	}
-	return s.For + max(0, time.Since(s.At))
+	return t, w.finish(ctx, &t)
 }
 
-// currentSpent returns the current value of Spent. The caller stores it in the row, and then
-// sets noted.
-func (w *Worker) currentSpent(f Status, now time.Time) Spent {
-	return Spent{For: w.phaseTime(f), At: now.UTC()}
+// last returns the phase that an outcome leads to.
+func (t Task) last() Phase {
+	o := t.Status.Outcome
+	switch {
+	case o.Result == CancelledByUser:
+		return Cancelled
+	case o.Result == Success:
+		return Completed
+	case t.InSession() || t.Desired == Destroyed || t.SessionID == "" || !next.Allow(t.Phase, FailedPreserved):
+		return Failed
+	case o.Preserve || t.Manifest.Lifecycle.FailureAction == "preserve":
+		return FailedPreserved
+	}
+	return Failed
+}
+
+// finish writes the final files of a task that has ended, removes its VM unless the
+// VM is to be kept, and enters the last phase.
+func (w *Worker) finish(ctx context.Context, t *Task) error {
+	last := t.last()
+	d := w.Tasks.Dir(t.ID)
+	base := ""
+	if t.SessionID != "" {
+		s, err := w.Tasks.Sessions.Get(ctx, t.SessionID)
+		if err != nil {
+			return err
+		}
+		if b := t.base(s); b != nil {
+			base = b.Commit
+		}
+	}
+	if err := w.rec.writeFiles(ctx, *t); err != nil {
+		return err
+	}
+	if err := d.sweep(); err != nil {
+		return err
+	}
+	if err := d.writeMetadata(*t, base); err != nil {
+		return err
+	}
+	if err := d.writeBundle(); err != nil {
+		return err
+	}
+	if last != FailedPreserved {
+		if err := w.vm.discard(ctx, t); err != nil {
+			return err
+		}
+	}
+	return w.rec.advance(ctx, t, last, PhaseChange{Outcome: t.Status.Outcome}, func(_ *store.Task, status *Status) {
+		if last == FailedPreserved {
+			status.Until = time.Now().UTC().Add(time.Duration(t.Manifest.Lifecycle.PreserveFor))
+		}
+	})
+}
+
+// preserve keeps the VM of a failed task until its time is over, or until a user
+// destroys it.
+func (w *Worker) preserve(ctx context.Context, t Task) (Task, error) {
+	if t.Desired != Destroyed {
+		if err := sleep(ctx, time.Until(t.Status.Until)); err != nil {
+			return t, nil //nolint:nilerr // the desired state says what is next
+		}
+	}
+	keep := context.WithoutCancel(ctx)
+	if err := w.vm.discard(keep, &t); err != nil {
+		return t, err
+	}
+	reason := "the preserved VM was removed: its retention time ended"
+	if t.Desired == Destroyed {
+		reason = "the preserved VM was removed: a user requested it"
+	}
+	return t, w.rec.advance(keep, &t, Failed, PhaseChange{Reason: reason}, nil)
 }

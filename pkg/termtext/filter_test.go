@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/termtexttest"
 )
 
 func TestScreenFilter(t *testing.T) {

@@ -1,10 +1,9 @@
 package tmux_test
 
 import (
-	"os"
 	"testing"
 
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(reexec.Run(m)) }
+func TestMain(m *testing.M) { testenv.Main(m, nil) }

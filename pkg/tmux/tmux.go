@@ -7,7 +7,6 @@
 package tmux
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -23,6 +22,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -337,8 +337,8 @@ func (c Client) output(ctx context.Context, stdin io.Reader, args ...string) (st
 	cmd := exec.CommandContext(ctx, bin, args...)
 	cmd.Stdin = stdin
 	cmd.WaitDelay = time.Second
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxOutput}, &limited{&stderr, 4096}
+	stdout, stderr := pipe.Buffer{Limit: maxOutput}, pipe.Buffer{Limit: 4096}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return "", fmt.Errorf("tmux does not respond: %w", ctx.Err())
@@ -368,19 +368,6 @@ func (c Client) server() []string {
 		return nil
 	}
 	return []string{"-S", c.Socket}
-}
-
-// limited drops what exceeds its limit.
-type limited struct {
-	w    *bytes.Buffer
-	left int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	keep := min(len(p), l.left)
-	l.left -= keep
-	l.w.Write(p[:keep])
-	return len(p), nil
 }
 
 // clip returns the first line of what tmux printed.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // server is a private tmux server, without the user's configuration.
@@ -27,11 +28,7 @@ func newServer(t *testing.T, config string) *server {
 		t.Fatal("tmux is needed: apt install tmux")
 	}
 	t.Setenv("TMUX", "")
-	dir, err := os.MkdirTemp("", "tmux") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,9 @@ package traceid
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 )
 
 // Header is the name of the HTTP header that carries an id, in requests and
@@ -22,11 +22,7 @@ const parentHeader = "Traceparent"
 const length = 32
 
 // New makes an id.
-func New() string {
-	var b [length / 2]byte
-	_, _ = rand.Read(b[:]) // crypto/rand documents that it never fails
-	return hex.EncodeToString(b[:])
-}
+func New() string { return ids.Hex(length / 2) }
 
 // Parse reads an external id: 32 hex digits, or the same written as a UUID.
 func Parse(s string) (id string, ok bool) {
@@ -34,7 +30,7 @@ func Parse(s string) (id string, ok bool) {
 		s = s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
 	}
 	s = strings.ToLower(s)
-	if len(s) != length || !isHex(s) || strings.Trim(s, "0") == "" {
+	if len(s) != length || !ids.IsHex(s) || strings.Trim(s, "0") == "" {
 		return "", false
 	}
 	return s, true
@@ -48,7 +44,7 @@ func FromParent(s string) (id string, ok bool) {
 	}
 	version, id, parent, flags := parts[0], parts[1], parts[2], parts[3]
 	if len(version) != 2 || version == "ff" || len(id) != length || len(parent) != length/2 || len(flags) != 2 ||
-		strings.Trim(parent, "0") == "" || !isHex(version+id+parent+flags) {
+		strings.Trim(parent, "0") == "" || !ids.IsHex(version+id+parent+flags) {
 		return "", false
 	}
 	return Parse(id)
@@ -64,8 +60,6 @@ func FromHeader(get func(name string) string) string {
 	}
 	return New()
 }
-
-func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
 type key struct{}
 

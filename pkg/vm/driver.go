@@ -3,7 +3,7 @@
 //
 // It knows nothing of sessions, repositories or policies. Two drivers implement it,
 // vm/lima (real VMs) and vm/fake (for speed and fault injection); both pass the suite
-// in vm/vmtest.
+// in test/vmtest.
 package vm
 
 import (

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
@@ -109,8 +110,8 @@ func commandRows() []row {
 	}
 }
 
-// lifecycle is a user who repeatedly opens sessions of one repository.
-type lifecycle struct {
+// lifecycleBench is a user who repeatedly opens sessions of one repository.
+type lifecycleBench struct {
 	t        *testing.T
 	box      *realvm.Box
 	accel    string
@@ -126,7 +127,7 @@ type lifecycle struct {
 func TestLifecycle(t *testing.T) {
 	unprepared := realvm.Prepare(t.Context()) // the sources of golden clones and warm forks
 	b := realvm.NewBox(t)
-	l := &lifecycle{
+	l := &lifecycleBench{
 		t: t, box: b, ids: map[string]string{}, one: map[string]float64{},
 		ready:    results.table(table{title: titleReady, rows: readyRows()}),
 		steps:    results.table(table{title: titleSteps}),
@@ -165,14 +166,14 @@ func TestLifecycle(t *testing.T) {
 }
 
 // asking returns the box with the setting for a way.
-func (l *lifecycle) asking(way string) *realvm.Box {
+func (l *lifecycleBench) asking(way string) *realvm.Box {
 	b := *l.box
 	b.Env = append(slices.Clone(b.Env), "AGENT_SESSIONIZER_PREPARE="+prepare[way])
 	return &b
 }
 
 // open opens the session of a repository and returns its name.
-func (l *lifecycle) open(way, repo string) string {
+func (l *lifecycleBench) open(way, repo string) string {
 	l.t.Helper()
 	return strings.TrimSpace(l.asking(way).Asz(openArgs(repo)...))
 }
@@ -187,7 +188,7 @@ type view struct {
 	From *string `json:"from"` // nil: the product does not report it
 }
 
-func (l *lifecycle) look(name string) view {
+func (l *lifecycleBench) look(name string) view {
 	l.t.Helper()
 	var all []view
 	if err := json.Unmarshal([]byte(l.box.Asz("list", "--json")), &all); err != nil {
@@ -218,7 +219,7 @@ func (v view) origin() string {
 
 // cannot returns why the product cannot use a way, according to one unmeasured
 // session that asked for it.
-func (l *lifecycle) cannot(way string, says bool, unprepared error) (why string) {
+func (l *lifecycleBench) cannot(way string, says bool, unprepared error) (why string) {
 	if !says {
 		return "The product does not say where sessions come from."
 	}
@@ -237,13 +238,13 @@ func (l *lifecycle) cannot(way string, says bool, unprepared error) (why string)
 
 // settle waits until background preparation, which a session may have started, has
 // ended.
-func (l *lifecycle) settle() {
+func (l *lifecycleBench) settle() {
 	l.t.Helper()
 	waitLong(l.t, baking, "what is prepared in the background", func() bool { return len(l.box.Processes("agent-sessionizer prepare ")) == 0 })
 }
 
 // session measures one turn of one way: a session from its creation to its end.
-func (l *lifecycle) session(way string) {
+func (l *lifecycleBench) session(way string) {
 	l.t.Helper()
 	name := l.measure(way, way)
 	if got := l.look(name).origin(); got != way {
@@ -261,7 +262,7 @@ func (l *lifecycle) session(way string) {
 }
 
 // measure opens the session and measures how long that takes.
-func (l *lifecycle) measure(contender, way string) (name string) {
+func (l *lifecycleBench) measure(contender, way string) (name string) {
 	l.t.Helper()
 	began := time.Now()
 	name = l.open(way, "project")
@@ -280,7 +281,7 @@ func (l *lifecycle) measure(contender, way string) (name string) {
 
 // prompt waits until a shell in the checkout shows its prompt, as for a user who
 // attaches. Like attaching, it uses its own login.
-func (l *lifecycle) prompt(name string) {
+func (l *lifecycleBench) prompt(name string) {
 	l.t.Helper()
 	b := l.box
 	b.Write("ssh.config", b.Asz("ssh-config", name))
@@ -300,7 +301,7 @@ done'`)
 
 // events reads the events since a time. It returns how long each step took, the time
 // before the first and after the last step, and when SSH was ready.
-func (l *lifecycle) events(name string, since time.Time, until float64) (steps sample, ssh float64) {
+func (l *lifecycleBench) events(name string, since time.Time, until float64) (steps sample, ssh float64) {
 	l.t.Helper()
 	steps = sample{}
 	after := func(t time.Time) float64 { return t.Sub(since).Seconds() }
@@ -314,7 +315,7 @@ func (l *lifecycle) events(name string, since time.Time, until float64) (steps s
 		if ev.Kind != session.EventStep || ev.At.Before(since.Truncate(time.Millisecond)) {
 			continue
 		}
-		var st session.Step
+		var st lifecycle.Step
 		if err := json.Unmarshal(ev.Data, &st); err != nil {
 			l.t.Fatal(err)
 		}
@@ -347,7 +348,7 @@ const (
 )
 
 // stepRow adds a row for a step that is seen for the first time.
-func (l *lifecycle) stepRow(name string) {
+func (l *lifecycleBench) stepRow(name string) {
 	if slices.ContainsFunc(l.steps.rows, func(r row) bool { return r.name == name }) {
 		return
 	}
@@ -365,7 +366,7 @@ func slug(s string) string {
 
 // identity checks that no two machines have the same id or host key: a clone or a
 // fork that kept its parent's would be ready before it has its own identity.
-func (l *lifecycle) identity(name string) {
+func (l *lifecycleBench) identity(name string) {
 	l.t.Helper()
 	var r realvm.Result
 	waitLong(l.t, boot, "the identity of "+name, func() bool { // three concurrent emulated guests may not respond for a while
@@ -386,7 +387,7 @@ func (l *lifecycle) identity(name string) {
 
 // use measures commands in a session, alternating with the alternatives, and then the
 // session's processes on the host.
-func (l *lifecycle) use(name string) {
+func (l *lifecycleBench) use(name string) {
 	l.t.Helper()
 	b := l.box
 	ours := func() sample { return l.timed("agent-sessionizer", "exec", name, "--", "true") }
@@ -410,7 +411,7 @@ func (l *lifecycle) use(name string) {
 	l.commands.add(oneSession, sample{rowPSS: sum.pss, rowPrivate: sum.private})
 }
 
-func (l *lifecycle) timed(argv ...string) sample {
+func (l *lifecycleBench) timed(argv ...string) sample {
 	l.t.Helper()
 	began := time.Now()
 	r := l.box.Run(argv...)
@@ -423,7 +424,7 @@ func (l *lifecycle) timed(argv ...string) sample {
 
 // stock runs limactl's turn: a new instance, and the same instance again after a
 // shutdown.
-func (l *lifecycle) stock(theirs *limactl) {
+func (l *lifecycleBench) stock(theirs *limactl) {
 	l.t.Helper()
 	begin := func(contender string, args ...string) {
 		ssh, ready := theirs.start(args...)
@@ -447,7 +448,7 @@ func (l *lifecycle) stock(theirs *limactl) {
 
 // three opens three sessions at once, by the fastest way, which the product chooses
 // itself.
-func (l *lifecycle) three() {
+func (l *lifecycleBench) three() {
 	l.t.Helper()
 	repos := []string{"one", "two", "three"}
 	opened := make([]realvm.Result, len(repos))

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/gatewaytest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/bench/load"
+	"github.com/agent-sessionizer/agent-sessionizer/test/gatewaytest"
 )
 
 const stackTime = 1500 * time.Millisecond // for each figure

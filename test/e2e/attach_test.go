@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // attach drives a real tmux: a terminal (a second tmux server's pane) in which the
@@ -71,9 +72,9 @@ func attach(t *testing.T, b *box, name string) {
 
 	// text that the guest copies reaches the host's clipboard
 	typed("clear; printf '\\033]52;c;%s\\007' $(printf from-the-guest | base64)", "Enter")
-	waitFor(t, "the copied text", func() bool { return b.Run("tmux", "show-buffer").Stdout == "from-the-guest" })
+	testenv.WaitFor(t, "the copied text", func() bool { return b.Run("tmux", "show-buffer").Stdout == "from-the-guest" })
 	// the window has the name of the guest's
-	waitFor(t, "the window's name", func() bool {
+	testenv.WaitFor(t, "the window's name", func() bool {
 		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "#W").Stdout, "scratch")
 	})
 
@@ -82,7 +83,7 @@ func attach(t *testing.T, b *box, name string) {
 	sees("detached")
 	// the guest's bell rings locally
 	b.In(name, "tmux send-keys -t =agent:scratch \"printf '\\a'\" Enter")
-	waitFor(t, "the bell", func() bool {
+	testenv.WaitFor(t, "the bell", func() bool {
 		return strings.Contains(b.Run("tmux", "list-windows", "-a", "-F", "bell=#{window_bell_flag}").Stdout, "bell=1")
 	})
 	if out := b.Run("tmux", "list-sessions", "-F", "#S"); !strings.Contains(out.Stdout, "project") {
@@ -94,7 +95,7 @@ func attach(t *testing.T, b *box, name string) {
 	typed("C-b", "D")
 	sees("It would lose")
 	typed("n", "Enter")
-	waitFor(t, "the end of the question", func() bool { return !strings.Contains(screen(), "It would lose") })
+	testenv.WaitFor(t, "the end of the question", func() bool { return !strings.Contains(screen(), "It would lose") })
 	if l := b.List(); len(l) != 1 || l[0].State != "ready" {
 		t.Errorf("list after refusing to destroy = %+v, want 1 session, ready", l)
 	}

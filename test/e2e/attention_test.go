@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestAttention runs the real Claude Code in a guest, with a model of the test's own,
@@ -159,7 +160,7 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 	t.Run("nothing stays when the watcher ends", func(t *testing.T) {
 		before := strings.TrimSpace(b.In(name, "pgrep -c -u agent -f 'agent-guest watch'").Stdout)
 		w.stop()
-		waitFor(t, "one watch less", func() bool {
+		testenv.WaitFor(t, "one watch less", func() bool {
 			return strings.TrimSpace(b.In(name, "pgrep -c -u agent -f 'agent-guest watch'").Stdout) < before
 		})
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestCloudImage follows the path of a user with the default settings: the program
@@ -59,7 +60,7 @@ func TestCloudImage(t *testing.T) {
 				{"docker", "docker info >/dev/null"},
 				{"no failed services", `[ -z "$(systemctl list-units --failed --no-legend)" ]`},
 			} {
-				waitFor(t, c.what+" ("+c.line+")", func() bool { return b.In(name, c.line).Code == 0 })
+				testenv.WaitFor(t, c.what+" ("+c.line+")", func() bool { return b.In(name, c.line).Code == 0 })
 				report(c.what)
 			}
 			b.Asz("destroy", "--force", name)

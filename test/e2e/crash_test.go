@@ -7,9 +7,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestCrash kills the processes of a real VM. Repeating the command must lead to the
@@ -28,7 +28,7 @@ func TestCrash(t *testing.T) {
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
+	testenv.WaitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 	if err := open.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestCrash(t *testing.T) {
 	// keeper.
 	b.kill("keeper")
 	b.MustIn(name, "cat precious.txt")
-	waitFor(t, "a new keeper", func() bool { return len(b.Processes("keeper")) > 0 })
+	testenv.WaitFor(t, "a new keeper", func() bool { return len(b.Processes("keeper")) > 0 })
 
 	// The host agent dies: the VM still runs and can be used and stopped.
 	b.kill("hostagent")
@@ -100,7 +100,7 @@ func TestDestroyWhileCreating(t *testing.T) {
 	if err := open.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
+	testenv.WaitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 	b.Asz("destroy", "project")
 	if err := open.Wait(); err == nil {
 		t.Error("open of a session destroyed meanwhile = nil, want an error")
@@ -111,14 +111,4 @@ func TestDestroyWhileCreating(t *testing.T) {
 	if l := b.List(); len(l) != 0 {
 		t.Errorf("sessions at the end = %+v, want none", l)
 	}
-}
-
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // other processes offer nothing to wait on
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("%s: not within 5 minutes", what)
 }

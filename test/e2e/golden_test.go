@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // identity prints what no two guests may share, one item per line.
@@ -113,7 +114,7 @@ func TestGolden(t *testing.T) {
 		b.MustIn(one, "sudo journalctl -b | grep -q . && ls -d /run/log/journal/$(cat /etc/machine-id)")
 	})
 	t.Run("a fork is an ordinary guest", func(t *testing.T) {
-		waitFor(t, "the end of the boot", func() bool { return b.In(one, "test -e /run/lima-boot-done").Code == 0 })
+		testenv.WaitFor(t, "the end of the boot", func() bool { return b.In(one, "test -e /run/lima-boot-done").Code == 0 })
 		for what, line := range map[string]string{
 			"a lease":          "ip -4 addr show | grep -q 192.168.5.15 && ip route | grep -q ^default",
 			"names":            "getent hosts github.com",
@@ -122,7 +123,7 @@ func TestGolden(t *testing.T) {
 			"docker":           "docker info >/dev/null",
 			"sudo and a shell": "sudo -n true && zsh -lic true",
 		} {
-			waitFor(t, what, func() bool { return b.In(one, line).Code == 0 })
+			testenv.WaitFor(t, what, func() bool { return b.In(one, line).Code == 0 })
 		}
 	})
 	t.Run("the host key stays off the host's disk", func(t *testing.T) {
@@ -171,7 +172,7 @@ func TestPool(t *testing.T) {
 	}
 	one := b.open("./one")
 	from(t, b, one, "golden")
-	waitFor(t, "a standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
+	testenv.WaitFor(t, "a standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
 	two := b.open("./two")
 	from(t, b, two, "pool")
 	ids := map[string]map[string]string{one: who(t, b, one), two: who(t, b, two)}
@@ -186,7 +187,7 @@ func TestPool(t *testing.T) {
 	b.Asz("start", two)
 	same(t, b, two, ids[two])
 	b.Asz("destroy", "--force", two)
-	waitFor(t, "another standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
+	testenv.WaitFor(t, "another standby VM", func() bool { return strings.Contains(b.Asz("image", "list"), "is a standby VM") })
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_POOL=0")
 	b.Asz("image", "prune")
 	if left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", "standby-*")); err != nil || len(left) > 0 {
@@ -239,7 +240,7 @@ func TestForkKilled(t *testing.T) {
 			go func() {
 				done <- b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./project")...)
 			}()
-			waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
+			testenv.WaitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 			b.kill(what)
 			r := <-done // it may have finished in time, or failed
 			name := b.open("./project")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // box is a user's account, with helpers for these tests.
@@ -37,7 +38,7 @@ func (b *box) kill(what string) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	// A process that is being torn down holds its locks until it is gone.
-	waitFor(b.t, "the end of "+what, func() bool {
+	testenv.WaitFor(b.t, "the end of "+what, func() bool {
 		for pid := range b.Processes(what) {
 			if pids[pid] != "" {
 				return false

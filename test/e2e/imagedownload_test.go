@@ -21,6 +21,7 @@ import (
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // imagesName is the host name of the pretend internet's image server.
@@ -185,7 +186,7 @@ func downloadsAtOnce(t *testing.T, b *box, forge *forge, s *imageServer) {
 		}()
 	}
 	progress := fmt.Sprintf("downloading both.qcow2: 0 of %d MB", len(s.huge)/1e6)
-	waitFor(t, "the download, and a session that waits for it", func() bool {
+	testenv.WaitFor(t, "the download, and a session that waits for it", func() bool {
 		logs := ""
 		for _, v := range b.List() {
 			logs += b.Asz("logs", v.Name)

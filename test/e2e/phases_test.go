@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // path returns the phases that a task went through.
@@ -117,15 +119,15 @@ agent: {kind: command, command: ["true"]}
 		b.cancel(id, "PROVISIONING")
 
 		id = b.submit(shell("true"), "")
-		waitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
+		testenv.WaitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 		b.cancel(id, "PROVISIONING")
 	})
 	t.Run("READY", func(t *testing.T) {
 		id := b.submit(shell("true"), "")
-		waitFor(t, "a session", func() bool { return len(b.List()) == 1 })
+		testenv.WaitFor(t, "a session", func() bool { return len(b.List()) == 1 })
 		// The guest freezes before the agent is started in it.
 		b.signal(" task-keeper ", syscall.SIGSTOP)
-		waitFor(t, "a session that is ready", func() bool { l := b.List(); return len(l) == 1 && l[0].State == "ready" })
+		testenv.WaitFor(t, "a session that is ready", func() bool { l := b.List(); return len(l) == 1 && l[0].State == "ready" })
 		b.signal(qemu, syscall.SIGSTOP)
 		b.signal(" task-keeper ", syscall.SIGCONT)
 		b.until(id, "READY")
@@ -143,7 +145,7 @@ agent: {kind: command, command: ["true"]}
 			return n
 		}
 		var keepers map[int]string
-		waitFor(t, "the task's keeper", func() bool { keepers = b.Processes(" task-keeper "); return len(keepers) > 0 })
+		testenv.WaitFor(t, "the task's keeper", func() bool { keepers = b.Processes(" task-keeper "); return len(keepers) > 0 })
 		for end := time.Now().Add(5 * time.Minute); received() < 10e6; time.Sleep(time.Millisecond) { // a real machine sends all of it in a moment
 			if time.Now().After(end) {
 				t.Fatalf("artifact bytes after 5 minutes = %d, want 10e6\n%s", received(), b.Logs())
@@ -160,7 +162,7 @@ agent: {kind: command, command: ["true"]}
 			t.Fatalf("artifact bytes = %d, want 10e6 to 40e6, to be continued", there)
 		}
 		b.Asz("task", "list") // starts a keeper
-		waitFor(t, "the end of the task", func() bool {
+		testenv.WaitFor(t, "the end of the task", func() bool {
 			if n := received(); n > 0 && n < there {
 				t.Errorf("artifact bytes after the interruption = %d, want at least %d: it must be continued", n, there)
 				there = n

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestPicker uses the hotkey as on a normal day: it creates two sessions and switches
@@ -28,7 +29,7 @@ func TestPicker(t *testing.T) {
 	}
 	t.Cleanup(func() { b.Run("tmux", "kill-server") })
 	u.typed("unset TMUX; exec tmux -f /dev/null new-session -s mine sh", "Enter")
-	waitFor(t, "the user's tmux", func() bool { return b.Run("tmux", "has-session", "-t", "=mine").Code == 0 })
+	testenv.WaitFor(t, "the user's tmux", func() bool { return b.Run("tmux", "has-session", "-t", "=mine").Code == 0 })
 	b.Run("tmux", "set-option", "-g", "status-right", "#{@agent_status} ")
 	b.Asz("tmux", "bind")
 
@@ -50,7 +51,7 @@ func TestPicker(t *testing.T) {
 	u.typed("web")
 	u.sees("no session; Enter creates one") // the preview of web's row
 	u.typed("Enter")
-	waitFor(t, "the second session", func() bool { return state("web") == "ready" })
+	testenv.WaitFor(t, "the second session", func() bool { return state("web") == "ready" })
 	u.sees("scratch")
 	web := b.List()[1].Name
 	u.typed("C-b", "5")
@@ -62,10 +63,10 @@ func TestPicker(t *testing.T) {
 	u.sees("api")
 	u.picks("lima-"+api, "api", "Enter")
 	b.In(web, "tmux send-keys -t =agent:server \"printf '\\a'\" Enter")
-	waitFor(t, "the bell in the list", func() bool {
+	testenv.WaitFor(t, "the bell in the list", func() bool {
 		return strings.Contains(b.Asz("list"), "bell in window server")
 	})
-	waitFor(t, "the bell on the status line", func() bool {
+	testenv.WaitFor(t, "the bell on the status line", func() bool {
 		return strings.Contains(b.Run("tmux", "show-options", "-gv", "@agent_status").Stdout, "1 blocked (web)")
 	})
 	client := strings.TrimSpace(b.Run("tmux", "list-clients", "-F", "#{client_name}").Stdout)
@@ -84,7 +85,7 @@ func TestPicker(t *testing.T) {
 	u.sees("api")
 	u.picks("Destroy "+api, "api", "C-x")
 	u.typed("y", "Enter")
-	waitFor(t, "the end of it", func() bool { return state("api") == "" })
+	testenv.WaitFor(t, "the end of it", func() bool { return state("api") == "" })
 	u.typed("Escape")
 	u.sees("in-lima-" + web)
 	b.Asz("destroy", "--force", web)

@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // background is a command that runs while the test does something else.
@@ -66,7 +67,7 @@ func (b *box) api(path string, header ...string) (*http.Response, error) {
 func (b *box) serve() *background {
 	b.t.Helper()
 	c := b.start("serve")
-	waitFor(b.t, "an answer of serve", func() bool {
+	testenv.WaitFor(b.t, "an answer of serve", func() bool {
 		resp, err := b.api("/api/health")
 		if err != nil {
 			return false
@@ -155,7 +156,7 @@ func serveKilled(t *testing.T, b *box) {
 	b.manifest(shell(`until [ -e /tmp/go ]; do echo "line $((++n))"; sleep 0.2; done; echo over`), "")
 	run := b.start("task", "run", "-f", "task.yaml")
 	var all []taskView
-	waitFor(t, "a task", func() bool {
+	testenv.WaitFor(t, "a task", func() bool {
 		return json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all) == nil && len(all) == 1
 	})
 	id := all[0].ID
@@ -166,7 +167,7 @@ func serveKilled(t *testing.T, b *box) {
 	}
 	grows := func(what string, size func() int) {
 		t.Helper()
-		waitFor(t, what, func(before int) func() bool { return func() bool { return size() > before } }(size()+20))
+		testenv.WaitFor(t, what, func(before int) func() bool { return func() bool { return size() > before } }(size()+20))
 	}
 
 	serve := b.serve()

@@ -57,6 +57,7 @@ secrets:
 	t.Run("copy", func(t *testing.T) { copyFiles(t, b, name) })
 	t.Run("OpenSSH", func(t *testing.T) { logInWithOpenSSH(t, b, name) })
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
+	t.Run("from another host", func(t *testing.T) { fromAnotherHost(t, b, name) })
 	t.Run("fetch", func(t *testing.T) { work(t, b, name, clone) })
 	t.Run("stop and start", func(t *testing.T) { restartVM(t, b, name, sentinel, watch) })
 	t.Run("destroy", func(t *testing.T) { destroySession(t, b, name, sentinel, clone) })

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // taskView holds the fields of a task that these tests check.
@@ -69,7 +71,7 @@ func (b *box) until(id, state string) taskView {
 	b.t.Helper()
 	over := map[string]bool{"COMPLETED": true, "FAILED": true, "FAILED_PRESERVED": true, "CANCELLED": true}
 	var v taskView
-	waitFor(b.t, "task "+id+" in "+state, func() bool { v = b.task(id); return v.State == state || over[v.State] })
+	testenv.WaitFor(b.t, "task "+id+" in "+state, func() bool { v = b.task(id); return v.State == state || over[v.State] })
 	if v.State != state {
 		b.t.Fatalf("state of task %s = %s, want %s: %+v\n%s\n%s", id, v.State, state, v, b.Asz("task", "logs", "--of", "events", id), b.Logs())
 	}
@@ -79,7 +81,7 @@ func (b *box) until(id, state string) taskView {
 // printed waits until the agent's output contains what.
 func (b *box) printed(id, what string) {
 	b.t.Helper()
-	waitFor(b.t, fmt.Sprintf("%q of task %s", what, id), func() bool { return strings.Contains(b.Asz("task", "logs", id), what) })
+	testenv.WaitFor(b.t, fmt.Sprintf("%q of task %s", what, id), func() bool { return strings.Contains(b.Asz("task", "logs", id), what) })
 }
 
 func (b *box) taskDir(id string) string {
@@ -89,7 +91,7 @@ func (b *box) taskDir(id string) string {
 // nothingLeft checks that no session and no process of the box is left.
 func (b *box) nothingLeft() {
 	b.t.Helper()
-	waitFor(b.t, "the end of all processes", func() bool { return len(b.Leftovers()) == 0 })
+	testenv.WaitFor(b.t, "the end of all processes", func() bool { return len(b.Leftovers()) == 0 })
 	if l := b.List(); len(l) != 0 {
 		b.t.Errorf("sessions at the end = %+v, want none", l)
 	}
@@ -284,7 +286,7 @@ agent: `+shell(`echo theirs >>hello.txt; echo new >new.txt`)+`
 				time.AfterFunc(3*time.Second, func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 			}
 			before := len(b.Asz("task", "logs", id))
-			waitFor(t, "more output after "+what, func() bool { return len(b.Asz("task", "logs", id)) > before+20 })
+			testenv.WaitFor(t, "more output after "+what, func() bool { return len(b.Asz("task", "logs", id)) > before+20 })
 		}
 		if v := b.task(id); v.Attempt != 1 || v.State != "RUNNING" {
 			t.Errorf("task = %+v, want RUNNING in attempt 1", v)

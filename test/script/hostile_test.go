@@ -16,7 +16,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext/termtexttest"
+	"github.com/agent-sessionizer/agent-sessionizer/test/termtexttest"
 )
 
 const (

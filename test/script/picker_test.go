@@ -18,6 +18,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -151,9 +152,9 @@ func (w *world) put(id, slug string, phase session.Phase, status session.Status)
 	w.t.Helper()
 	state := w.path(".local/state/agent-sessionizer")
 	if !session.AtRest(phase, phase) {
-		lock, free, err := store.TryLock(filepath.Join(state, "locks", "session-"+id))
+		lock, free, err := lockfile.Try(filepath.Join(state, "locks", "session-"+id))
 		if err != nil || !free {
-			w.t.Fatalf("TryLock = %t, %v, want true, nil", free, err)
+			w.t.Fatalf("Try = %t, %v, want true, nil", free, err)
 		}
 		w.t.Cleanup(func() { _ = lock.Unlock() })
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // binary is the path of the program, built once with the tag for the fake driver.
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "build the test binary: %v\n%s", err, out)
 	} else {
-		code = reexec.Run(m)
+		code = testenv.Run(m)
 	}
 	os.RemoveAll(dir)
 	os.Exit(code)

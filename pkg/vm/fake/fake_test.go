@@ -15,19 +15,12 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/vmtest"
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+	"github.com/agent-sessionizer/agent-sessionizer/test/vmtest"
 )
 
 // TestMain lets this test binary also act as a VM's process, as the product does.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "fake-vm" {
-		if err := fake.Main(context.Background(), os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	if dir := os.Getenv("FAKE_TEST_START"); dir != "" { // dies where the faults file says
 		d, err := fake.New(fake.Options{Dir: dir})
 		if err == nil {
@@ -36,7 +29,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("survived:", err)
 		os.Exit(0)
 	}
-	os.Exit(reexec.Run(m))
+	testenv.Main(m, testenv.Commands{"fake-vm": fake.Main})
 }
 
 const name = "agent-o-r-012345"

@@ -2,12 +2,13 @@ package fake
 
 import (
 	"context"
-	"io"
 	"net"
 	"strconv"
 	"sync"
 
 	xssh "golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
 // forward implements sshd's TCP forwarding. Here the guest's loopback is the host's.
@@ -41,12 +42,10 @@ func (g *guest) forward(ctx context.Context, n xssh.NewChannel) {
 	g.tasks.Go(func() { xssh.DiscardRequests(reqs) })
 	var both sync.WaitGroup
 	both.Go(func() {
-		_, _ = io.Copy(c, ch)
-		_ = c.(*net.TCPConn).CloseWrite()
+		_ = pipe.Copy(c, ch)
 	})
 	both.Go(func() {
-		_, _ = io.Copy(ch, c)
-		_ = ch.CloseWrite()
+		_ = pipe.Copy(ch, c)
 	})
 	both.Wait()
 }

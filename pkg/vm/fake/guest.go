@@ -2,6 +2,7 @@ package fake
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	xssh "golang.org/x/crypto/ssh"
+
+	"github.com/gofrs/flock"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -106,26 +109,14 @@ func (g *guest) run(ctx context.Context) (err error) {
 }
 
 // lock takes the lock that is held while the VM runs, so that the VM runs only once.
-func (g *guest) lock(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(g.file("lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	patience, cancel := context.WithTimeout(ctx, lockPatience)
+func (g *guest) lock(ctx context.Context) (*flock.Flock, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience, fmt.Errorf("%s is already running", g.name))
 	defer cancel()
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		select {
-		case <-patience.Done():
-			return nil, errors.Join(fmt.Errorf("%s is already running: %w", g.name, err), f.Close())
-		case <-tick.C:
-		}
+	l := flock.New(g.file("lock"))
+	if ok, err := l.TryLockContext(ctx, pollEvery); !ok {
+		return nil, fmt.Errorf("lock: %w", cmp.Or(context.Cause(ctx), err))
 	}
+	return l, nil
 }
 
 // sshd returns the server's configuration and its public key.

@@ -122,7 +122,7 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 	// Without the caller's context: a cancelled Start must not end the VM.
 	cmd := exec.CommandContext(context.Background(), d.self, command, m.dir, d.faults.path)
 	cmd.Dir = m.dir
-	// GOCOVERDIR is for tests with -cover, see test/reexec.
+	// GOCOVERDIR is for tests with -cover, see test/testenv.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOCOVERDIR=" + os.Getenv("GOCOVERDIR")}
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -31,11 +31,14 @@ func hostArch() limayaml.Arch { return limayaml.NewArch(runtime.GOARCH) }
 
 // Accel implements vm.Driver.
 func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
-	return d.accelFor(ctx, hostArch())
+	return d.accel.find(ctx, hostArch())
 }
 
-// accelFor says how guests of arch would run.
-func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
+// accelCache finds out how guests run, and remembers it in a directory.
+type accelCache struct{ dir string }
+
+// find says how guests of arch would run.
+func (c accelCache) find(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
 	if vmType(arch) == limayaml.VZ {
 		return vm.Accel{Name: "vz"}, nil
 	}
@@ -51,7 +54,7 @@ func (d *Driver) accelFor(ctx context.Context, arch limayaml.Arch) (vm.Accel, er
 	case runtime.GOOS != "linux":
 		return vm.Accel{Name: "tcg", Reason: "KVM is available on Linux only"}, nil
 	}
-	return d.probe(ctx, arch)
+	return c.probe(ctx, arch)
 }
 
 // verdict is the cached answer. It is valid for one boot of one kernel with one QEMU,
@@ -62,8 +65,8 @@ type verdict struct {
 	Reason string `json:"reason"`
 }
 
-func (d *Driver) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
-	path := filepath.Join(d.cacheDir, accelFile)
+func (c accelCache) probe(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
+	path := filepath.Join(c.dir, accelFile)
 	key := verdictKey(arch)
 	if b, err := os.ReadFile(path); err == nil {
 		var v verdict

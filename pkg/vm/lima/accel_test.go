@@ -33,7 +33,7 @@ func TestAccelForeignArchitecture(t *testing.T) {
 	if hostArch() == foreign {
 		foreign = "x86_64"
 	}
-	if a, err := d.accelFor(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
+	if a, err := d.accel.find(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
 		t.Errorf("accelFor(%s) = %+v, %v, want tcg with a reason", foreign, a, err)
 	}
 }
@@ -51,7 +51,7 @@ func TestAccelVerdictIsKept(t *testing.T) {
 		t.Fatalf("second Accel = %+v, %v, want %+v without measuring", again, err, first)
 	}
 	for _, kept := range []string{`{`, `{"key":"of another boot","name":"kvm"}`, `{"name":"warp"}`} {
-		if err := os.WriteFile(filepath.Join(d.cacheDir, accelFile), []byte(kept), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(d.accel.dir, accelFile), []byte(kept), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if a, err := d.Accel(t.Context()); err != nil || a.Took == 0 || a.Name != first.Name {

@@ -48,7 +48,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	}
 	done := filepath.Join(dir, disksFile)
 	if _, err := os.Stat(done); err != nil {
-		if err := d.materialise(ctx, inst, p); err != nil {
+		if err := d.images.materialise(ctx, inst, p); err != nil {
 			return explainOS(err)
 		}
 	}
@@ -64,9 +64,12 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	return atomicfile.Write(done, nil, 0o600)
 }
 
+// imageCache puts images into VMs' directories. It keeps downloads in a directory.
+type imageCache struct{ dir string }
+
 // materialise puts the image where Lima looks for it, so that Lima has nothing left
 // to copy.
-func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Progress) error {
+func (c imageCache) materialise(ctx context.Context, inst *store.Instance, p vm.Progress) error {
 	for _, f := range []string{filenames.BaseDisk, filenames.DiffDisk, filenames.Kernel, filenames.KernelCmdline, filenames.Initrd} {
 		if err := os.Remove(filepath.Join(inst.Dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -77,7 +80,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			continue
 		}
 		base := filepath.Join(inst.Dir, filenames.BaseDisk)
-		if err := d.placeDisk(ctx, img.File, base, p); err != nil {
+		if err := c.placeDisk(ctx, img.File, base, p); err != nil {
 			return err
 		}
 		if err := fits(base, inst.Disk); err != nil {
@@ -89,7 +92,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			}
 		}
 		if img.Kernel != nil {
-			if err := d.placeDisk(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
+			if err := c.placeDisk(ctx, img.Kernel.File, filepath.Join(inst.Dir, filenames.Kernel), p); err != nil {
 				return err
 			}
 			if err := atomicfile.Write(filepath.Join(inst.Dir, filenames.KernelCmdline), []byte(img.Kernel.Cmdline), 0o600); err != nil {
@@ -97,7 +100,7 @@ func (d *Driver) materialise(ctx context.Context, inst *store.Instance, p vm.Pro
 			}
 		}
 		if img.Initrd != nil {
-			if err := d.placeDisk(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p); err != nil {
+			if err := c.placeDisk(ctx, *img.Initrd, filepath.Join(inst.Dir, filenames.Initrd), p); err != nil {
 				return err
 			}
 		}
@@ -175,9 +178,9 @@ func clone(from, to string) error {
 // instead of copying it: they are read-only and outlive their VMs. Therefore a clone
 // takes milliseconds. A download is copied from the cache, and another file from its
 // own location, because either may be removed or change.
-func (d *Driver) placeDisk(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+func (c imageCache) placeDisk(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	if isURL(f.Location) {
-		return d.download(ctx, f, dest, p)
+		return c.download(ctx, f, dest, p)
 	}
 	r, err := os.Open(f.Location)
 	if err != nil {

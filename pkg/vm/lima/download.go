@@ -22,6 +22,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -35,10 +36,10 @@ const (
 )
 
 // download copies the image at a URL to dest, through the cache.
-func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
+func (c imageCache) download(ctx context.Context, f limayaml.File, dest string, p vm.Progress) error {
 	dl := download{
 		url: f.Location, digest: f.Digest, say: p, stall: downloadStall, quiet: downloadQuiet, pause: downloadPause,
-		dir: d.downloadDir(f.Location),
+		dir: c.entry(f.Location),
 	}
 	data, err := dl.run(ctx)
 	if err != nil {
@@ -53,10 +54,9 @@ func (d *Driver) download(ctx context.Context, f limayaml.File, dest string, p v
 	})
 }
 
-// downloadDir returns where the cache has the file of a URL. It is the place that
-// Lima uses.
-func (d *Driver) downloadDir(url string) string {
-	return filepath.Join(d.cacheDir, "download", "by-url-sha256", downloader.CacheKey(url))
+// entry returns where the cache has the file of a URL. It is the place that Lima uses.
+func (c imageCache) entry(url string) string {
+	return filepath.Join(c.dir, "download", "by-url-sha256", downloader.CacheKey(url))
 }
 
 // download fetches one file into the cache. Data that arrived before an interruption
@@ -83,7 +83,7 @@ func (dl download) run(ctx context.Context) (data string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close()
+	defer lock.Unlock()
 	data = dl.file("data")
 	known := dl.file(dl.digest.Algorithm().String() + ".digest")
 	if b, err := os.ReadFile(known); err == nil && strings.TrimSpace(string(b)) == dl.digest.String() {
@@ -125,26 +125,8 @@ func remove(path string) error {
 }
 
 // lock waits until no other process downloads the URL.
-func (dl download) lock(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(dl.file("lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for first := true; ; first = false {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(err, f.Close())
-		}
-		if first {
-			report(dl.say, "another process is downloading %s, waiting for it", dl.url)
-		}
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-	}
+func (dl download) lock(ctx context.Context) (*lockfile.Lock, error) {
+	return lockfile.Wait(ctx, dl.file("lock"), func() { report(dl.say, "another process is downloading %s, waiting for it", dl.url) })
 }
 
 // errFinal marks errors that another try would not change.

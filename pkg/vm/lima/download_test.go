@@ -245,7 +245,7 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 			s := newImageServer(t, c.script...)
 			d := newDriver(t)
 			dl := s.download(t)
-			dl.dir = d.downloadDir(dl.url)
+			dl.dir = d.images.entry(dl.url)
 			part := dl.file("part-" + dl.digest.Encoded())
 			if err := os.MkdirAll(dl.dir, 0o700); err != nil {
 				t.Fatal(err)
@@ -255,7 +255,7 @@ func TestDownloadOntoAFullDisk(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := d.placeDisk(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
+			err := d.images.placeDisk(t.Context(), limayaml.File{Location: dl.url, Digest: dl.digest}, filepath.Join(t.TempDir(), "disk"), nil)
 			if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), "disk is full") || fail.HintOf(err) != hint {
 				t.Errorf("placeDisk on a full disk = %v (hint %q), want \"disk is full\" (hint %q)", err, fail.HintOf(err), hint)
 			}
@@ -312,13 +312,13 @@ func TestPlaceCopiesWhatHasADigest(t *testing.T) {
 	}
 	for _, from := range []string{local, s.URL + "/x.qcow2"} {
 		dest := filepath.Join(t.TempDir(), "disk")
-		if err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromBytes(content)}, dest, nil); err != nil {
+		if err := d.images.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromBytes(content)}, dest, nil); err != nil {
 			t.Fatal(err)
 		}
 		if st, err := os.Lstat(dest); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(content)) {
 			t.Errorf("disk from %s = %v, %v, want a copy", from, st, err)
 		}
-		err := d.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
+		err := d.images.placeDisk(t.Context(), limayaml.File{Location: from, Digest: digest.FromString("x")}, dest+"2", nil)
 		if fail.CodeOf(err) != fail.Failure || fail.HintOf(err) == "" {
 			t.Errorf("placeDisk of %s with another digest = %v (hint %q), want code %v with a hint", from, err, fail.HintOf(err), fail.Failure)
 		}

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/lima-vm/lima/pkg/hostagent"
 	"github.com/lima-vm/lima/pkg/hostagent/api/server"
 	"github.com/lima-vm/lima/pkg/instance"
@@ -101,13 +102,14 @@ func HostAgent(ctx context.Context, args []string) error {
 
 // claim takes the VM's lock, which the kernel drops when this process dies, however
 // that happens. It fails when a QEMU has survived its host agent.
-func claim(dir string) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+func claim(dir string) (*flock.Flock, error) {
+	lock := flock.New(filepath.Join(dir, lockFile))
+	ok, err := lock.TryLock()
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fail.New(fail.Conflict, "the VM in %s already has a host agent: %w", dir, err), lock.Close())
+	if !ok {
+		return nil, fail.New(fail.Conflict, "the VM in %s already has a host agent", dir)
 	}
 	found, err := family(dir)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store"
 	"github.com/lima-vm/lima/pkg/store/filenames"
-	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -159,7 +159,7 @@ func (d *Driver) Delete(ctx context.Context, name string) error {
 // remove kills what runs for the VM. Then it renames the VM's directory and removes
 // it.
 func (d *Driver) remove(ctx context.Context, name, dir string) error {
-	if err := d.kill(ctx, dir); err != nil {
+	if err := kill(ctx, dir); err != nil {
 		return fmt.Errorf("delete VM %s: %w", name, err)
 	}
 	gone := filepath.Join(d.home, fmt.Sprintf("%sold-%d", asidePrefix(name), time.Now().UnixNano()))
@@ -219,14 +219,11 @@ func (d *Driver) ensureUserKey() error {
 	if _, err := os.Stat(private); err == nil {
 		return nil
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "."+filenames.UserPrivateKey+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	lock := flock.New(filepath.Join(dir, "."+filenames.UserPrivateKey+".lock"))
+	if err := lock.Lock(); err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
 	if _, err := os.Stat(private); err == nil {
 		return nil
 	}
@@ -241,10 +238,10 @@ func (d *Driver) ensureUserKey() error {
 	return atomicfile.Write(private, key, 0o600)
 }
 
-// releaseDisks drops the VM's locks on shared disks. Lima forgets them when a VM ends
+// releaseDisks drops the locks on shared disks of the VM in dir. Lima forgets them when a VM ends
 // before Lima has logged in to it.
-func (d *Driver) releaseDisks(dir string) error {
-	links, err := filepath.Glob(filepath.Join(d.home, filenames.DisksDir, "*", filenames.InUseBy))
+func releaseDisks(dir string) error {
+	links, err := filepath.Glob(filepath.Join(filepath.Dir(dir), filenames.DisksDir, "*", filenames.InUseBy))
 	if err != nil {
 		return err
 	}

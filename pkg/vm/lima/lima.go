@@ -47,8 +47,9 @@ type Options struct {
 type Driver struct {
 	home     string
 	self     string
-	cacheDir string
 	template []byte
+	images   imageCache
+	accel    accelCache
 }
 
 var _ vm.Driver = (*Driver)(nil)
@@ -82,7 +83,7 @@ func New(o Options) (*Driver, error) {
 	version.Version = limaVersion
 	downloader.HideProgress = true // it draws on stderr; we report our own progress
 	captureLog(o.Log)
-	return &Driver{home: home, self: o.Self, cacheDir: o.CacheDir, template: o.Template}, nil
+	return &Driver{home: home, self: o.Self, template: o.Template, images: imageCache{o.CacheDir}, accel: accelCache{o.CacheDir}}, nil
 }
 
 // vmType returns the virtual machine manager for guests of arch on this host.

@@ -118,7 +118,7 @@ func TestDownload(t *testing.T) {
 	var said []string
 	p := func(msg string) { mu.Lock(); defer mu.Unlock(); said = append(said, msg) }
 	dest := filepath.Join(t.TempDir(), "basedisk")
-	if err := d.placeDisk(t.Context(), f, dest, p); err != nil {
+	if err := d.images.placeDisk(t.Context(), f, dest, p); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(dest); err != nil || string(b) != content {
@@ -129,20 +129,20 @@ func TestDownload(t *testing.T) {
 	}
 	f.Location = srv.URL + "/other.raw"
 	f.Digest = digest.NewDigestFromBytes(digest.SHA256, sum("other"))
-	if err := d.placeDisk(t.Context(), f, dest+"2", nil); err == nil || !strings.Contains(err.Error(), "digest") {
+	if err := d.images.placeDisk(t.Context(), f, dest+"2", nil); err == nil || !strings.Contains(err.Error(), "digest") {
 		t.Fatalf("placeDisk of wrong content = %v, want \"digest\"", err)
 	}
 
 	local := limayaml.File{Location: dest, Digest: f.Digest}
-	if err := d.placeDisk(t.Context(), local, dest+"3", nil); err == nil {
+	if err := d.images.placeDisk(t.Context(), local, dest+"3", nil); err == nil {
 		t.Fatal("placeDisk of a local image with a wrong digest = nil, want an error")
 	}
 	local.Digest = digest.NewDigestFromBytes(digest.SHA256, sum(content))
-	if err := d.placeDisk(t.Context(), local, dest+"3", nil); err != nil {
+	if err := d.images.placeDisk(t.Context(), local, dest+"3", nil); err != nil {
 		t.Fatal(err)
 	}
 	local.Location += "-missing"
-	if err := d.placeDisk(t.Context(), local, dest+"4", nil); fail.CodeOf(err) != fail.NotFound {
+	if err := d.images.placeDisk(t.Context(), local, dest+"4", nil); fail.CodeOf(err) != fail.NotFound {
 		t.Fatalf("placeDisk of a missing image = %v, want code %v", err, fail.NotFound)
 	}
 }

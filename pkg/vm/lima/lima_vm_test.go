@@ -17,8 +17,8 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/vmtest"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/vmtest"
 )
 
 func runTests(m *testing.M) int { return realvm.Main(m, nil) }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/signal"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestMain lets the test binary also act as the host agent that it starts.
@@ -33,11 +35,7 @@ func newDriver(t *testing.T) *Driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	home, err := os.MkdirTemp("", "lm") // t.TempDir is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(home) })
+	home := testenv.ShortDir(t)
 	d, err := New(Options{Home: home, Self: self, CacheDir: t.TempDir(), Log: func(level, msg string, fields map[string]any) {
 		t.Log("lima", level, msg, fields)
 	}})

@@ -5,7 +5,7 @@ package lima
 import (
 	"testing"
 
-	"github.com/agent-sessionizer/agent-sessionizer/test/reexec"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
-func runTests(m *testing.M) int { return reexec.Run(m) }
+func runTests(m *testing.M) int { return testenv.Run(m) }

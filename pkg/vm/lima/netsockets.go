@@ -13,12 +13,12 @@ import (
 	"path/filepath"
 
 	"github.com/goccy/go-yaml"
+	"github.com/gofrs/flock"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/networks"
 	"github.com/lima-vm/lima/pkg/networks/usernet"
 	"github.com/lima-vm/lima/pkg/store"
 	"github.com/lima-vm/lima/pkg/store/filenames"
-	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -125,14 +125,11 @@ func (d *Driver) publish() error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "."+filenames.NetworksConfig+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	lock := flock.New(filepath.Join(dir, "."+filenames.NetworksConfig+".lock"))
+	if err := lock.Lock(); err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
 	path := filepath.Join(dir, filenames.NetworksConfig)
 	var cfg networks.Config
 	switch b, err := os.ReadFile(path); {

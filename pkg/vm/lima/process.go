@@ -108,7 +108,7 @@ func family(dir string) (map[int]role, error) {
 // kill ends everything that runs for the VM in dir and clears what it left. Killing
 // the host agent first keeps it from starting a QEMU unnoticed, so the table is read
 // again until it is empty.
-func (d *Driver) kill(ctx context.Context, dir string) error {
+func kill(ctx context.Context, dir string) error {
 	deadline := time.Now().Add(killGrace)
 	for {
 		found, err := family(dir)
@@ -116,7 +116,7 @@ func (d *Driver) kill(ctx context.Context, dir string) error {
 			return err
 		}
 		if len(found) == 0 {
-			return d.tidy(dir)
+			return tidy(dir)
 		}
 		if time.Now().After(deadline) {
 			return fail.New(fail.Host, "the VM's processes %v survived SIGKILL", pids(found))
@@ -149,7 +149,7 @@ func killVerified(pid int, want role, dir string) {
 }
 
 // tidy removes the pid files, sockets and disk locks of dead processes.
-func (d *Driver) tidy(dir string) error {
+func tidy(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -167,7 +167,7 @@ func (d *Driver) tidy(dir string) error {
 			}
 		}
 	}
-	return d.releaseDisks(dir)
+	return releaseDisks(dir)
 }
 
 func pids(m map[int]role) []int {

@@ -189,7 +189,7 @@ func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int
 	if vmType(arch) != limayaml.QEMU {
 		return "", fail.New(fail.Host, "running VMs of %s cannot be saved", vmType(arch))
 	}
-	accel, err := d.accelFor(ctx, arch)
+	accel, err := d.accel.find(ctx, arch)
 	if err != nil {
 		return "", err
 	}
@@ -248,12 +248,11 @@ func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.
 	if err := os.Remove(filepath.Join(dir, disksFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	exited, err := d.launch(ctx, name, dir, m, p)
+	r, err := d.launch(ctx, name, dir, m, p)
 	if err != nil {
 		return err
 	}
-	err = d.await(ctx, dir, m, exited, func(w *watcher) (bool, error) { return w.asleep, nil })
-	if err != nil {
+	if err := r.await(ctx, func(w *watcher) (bool, error) { return w.asleep, nil }); err != nil {
 		return err
 	}
 	report(p, "saving the VM")
@@ -261,7 +260,7 @@ func (d *Driver) save(ctx context.Context, name, dir, dest string, m meta, p vm.
 	if err := writeState(ctx, dir, state); err != nil {
 		return err
 	}
-	if err := d.kill(ctx, dir); err != nil {
+	if err := kill(ctx, dir); err != nil {
 		return err
 	}
 	// The disk's backing file is a link in the directory that is about to be removed.
@@ -331,7 +330,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	if err != nil {
 		return fmt.Errorf("export the disk of VM %s: %w", name, err)
 	}
-	if r, err := d.survivors(dir); err != nil || r.any() {
+	if r, err := survivors(dir); err != nil || r.any() {
 		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
 	}
 	report(p, "writing the disk")

@@ -19,6 +19,7 @@ import (
 	xssh "golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 func TestForksDifferInEveryRespect(t *testing.T) {
@@ -136,11 +137,7 @@ func qemu(t *testing.T, dir string, answer func(command string) string) {
 }
 
 func TestMonitor(t *testing.T) {
-	dir, err := os.MkdirTemp("", "q")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := testenv.ShortDir(t)
 	asked := 0
 	qemu(t, dir, func(command string) string {
 		switch command {

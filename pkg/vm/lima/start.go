@@ -80,7 +80,7 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 
 // emulates reports whether guests of arch run without hardware acceleration.
 func (d *Driver) emulates(ctx context.Context, arch string) bool {
-	a, err := d.accelFor(ctx, arch)
+	a, err := d.accel.find(ctx, arch)
 	return err == nil && a.Name == "tcg"
 }
 
@@ -90,7 +90,7 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	if err != nil {
 		return vm.Endpoint{}, err
 	}
-	switch r, err := d.survivors(dir); {
+	switch r, err := survivors(dir); {
 	case err != nil:
 		return vm.Endpoint{}, err
 	case r.driver && old == nil:
@@ -100,47 +100,55 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	case r.driver, r.agent && old != nil:
 		// The process that started it died or gave up waiting.
 		report(p, "the VM is already booting, waiting for it")
-		return d.endpoint(ctx, dir, m, nil)
+		return vmRun{meta: m, dir: dir}.endpoint(ctx)
 	}
-	exited, err := d.launch(ctx, name, dir, m, p)
+	r, err := d.launch(ctx, name, dir, m, p)
 	if err != nil {
 		return vm.Endpoint{}, err
 	}
-	return d.endpoint(ctx, dir, m, exited)
+	return r.endpoint(ctx)
+}
+
+// vmRun is the current run of a VM.
+type vmRun struct {
+	meta
+	dir    string
+	exited <-chan struct{} // of spawn, if this process started the run; nil otherwise
 }
 
 // launch starts the VM again. Anything left of the VM has lost its QEMU after it was
 // ready, or is a stale pid file, socket or lock.
-func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Progress) (exited <-chan struct{}, err error) {
-	if err := d.kill(ctx, dir); err != nil {
-		return nil, err
+func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Progress) (vmRun, error) {
+	if err := kill(ctx, dir); err != nil {
+		return vmRun{}, err
 	}
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
-		return nil, err
+		return vmRun{}, err
 	}
 	if _, err := exec.LookPath("ssh"); err != nil { // Lima's host agent logs in with it
-		return nil, explain(err.Error(), err)
+		return vmRun{}, explain(err.Error(), err)
 	}
 	if err := d.ensureUserKey(); err != nil {
-		return nil, fmt.Errorf("create Lima's key: %w", explainOS(err))
+		return vmRun{}, fmt.Errorf("create Lima's key: %w", explainOS(err))
 	}
 	if err := d.served(ctx, name, m); err != nil {
-		return nil, err
+		return vmRun{}, err
 	}
-	accel, err := d.accelFor(ctx, m.Arch)
+	accel, err := d.accel.find(ctx, m.Arch)
 	if err != nil {
-		return nil, err
+		return vmRun{}, err
 	}
 	verb := "starting"
 	if isFork(dir) {
 		verb = "resuming"
 	}
 	report(p, "%s the VM (%s)", verb, accel.Name)
-	return d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
+	exited, err := d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
+	return vmRun{m, dir, exited}, err
 }
 
 // survivors returns what runs for the VM, including processes without a pid file.
-func (d *Driver) survivors(dir string) (running, error) {
+func survivors(dir string) (running, error) {
 	found, err := family(dir)
 	if err != nil {
 		return running{}, err
@@ -203,35 +211,34 @@ func closeOnExec() error {
 	return nil
 }
 
-// endpoint waits until the current run accepts logins. exited is the channel of spawn
-// when this process started that run, and nil otherwise.
-func (d *Driver) endpoint(ctx context.Context, dir string, m meta, exited <-chan struct{}) (vm.Endpoint, error) {
+// endpoint waits until the VM accepts logins.
+func (r vmRun) endpoint(ctx context.Context) (vm.Endpoint, error) {
 	var e vm.Endpoint
-	err := d.await(ctx, dir, m, exited, func(w *watcher) (bool, error) {
+	err := r.await(ctx, func(w *watcher) (bool, error) {
 		// The host agent removes the file once a fork has woken.
-		if w.hostKey == "" || isFork(dir) {
+		if w.hostKey == "" || isFork(r.dir) {
 			return false, nil
 		}
-		port, err := sshPort(dir)
+		port, err := sshPort(r.dir)
 		if err != nil || port == 0 { // the event follows QEMU's start immediately
 			return false, err
 		}
-		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: m.User, HostKey: w.hostKey}
+		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: r.User, HostKey: w.hostKey}
 		b, err := json.Marshal(e)
 		if err != nil {
 			return false, err
 		}
-		return true, atomicfile.Write(filepath.Join(dir, endpointFile), b, 0o600)
+		return true, atomicfile.Write(filepath.Join(r.dir, endpointFile), b, 0o600)
 	})
 	return e, err
 }
 
-// await waits until done returns true for the consoles of the current run. exited is
-// the channel of spawn when this process started that run.
-func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan struct{}, done func(*watcher) (bool, error)) error {
+// await waits until done returns true for the consoles of the run.
+func (r vmRun) await(ctx context.Context, done func(*watcher) (bool, error)) error {
 	var (
-		w       = newWatcher(dir)
+		w       = newWatcher(r.dir)
 		seen    running // at any time of this run
+		exited  = r.exited
 		ours    = exited != nil
 		console = time.NewTicker(consolePoll)
 		procs   = time.NewTicker(processPoll)
@@ -245,19 +252,19 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 		case <-exited:
 			exited, ours = nil, false // decide at the next check: another process may have been faster
 		case <-procs.C:
-			now := readProcesses(dir, m)
+			now := readProcesses(r.dir, r.meta)
 			seen.agent, seen.driver = seen.agent || now.agent, seen.driver || now.driver
 			if ours {
 				now.agent = true
 			}
 			if !now.agent { // perhaps one without a pid file so far
-				all, err := d.survivors(dir)
+				all, err := survivors(r.dir)
 				if err != nil {
 					return err
 				}
 				now.agent, now.driver = all.agent, now.driver || all.driver
 			}
-			reported, err := agentReported(dir)
+			reported, err := agentReported(r.dir)
 			if err != nil {
 				return err
 			}
@@ -265,13 +272,13 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 			// agent is gone never becomes ready, unless the agent has reported
 			// everything already.
 			if !now.any() || seen.driver && !now.driver || !now.agent && !reported {
-				return d.ended(ctx, dir, w)
+				return r.ended(ctx, w)
 			}
 		case <-console.C:
 			if !seen.agent && !seen.driver {
 				// Until the host agent has its pid file, the logs belong to the
 				// previous run. launch leaves no old pid file.
-				if _, err := os.Stat(filepath.Join(dir, filenames.HostAgentPID)); err != nil || !ours {
+				if _, err := os.Stat(filepath.Join(r.dir, filenames.HostAgentPID)); err != nil || !ours {
 					continue
 				}
 				seen.agent = true
@@ -280,7 +287,7 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 				return err
 			}
 			if w.panic != "" && w.hostKey == "" {
-				return d.ended(ctx, dir, w)
+				return r.ended(ctx, w)
 			}
 			if ok, err := done(w); ok || err != nil {
 				return err
@@ -289,8 +296,8 @@ func (d *Driver) await(ctx context.Context, dir string, m meta, exited <-chan st
 	}
 }
 
-// ended kills what is left of a run that cannot become ready and returns the reason.
-func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
+// ended kills what is left of the run, which cannot become ready, and returns the reason.
+func (r vmRun) ended(ctx context.Context, w *watcher) error {
 	// The last output is often written while the process ends.
 	if err := sleep(ctx, 2*poll); err != nil {
 		return err
@@ -300,20 +307,20 @@ func (d *Driver) ended(ctx context.Context, dir string, w *watcher) error {
 	}
 	// A panicked guest reboots forever, so kill it even if the caller has just given
 	// up.
-	if err := d.kill(context.WithoutCancel(ctx), dir); err != nil {
+	if err := kill(context.WithoutCancel(ctx), r.dir); err != nil {
 		return err
 	}
 	output := ""
 	if len(w.last) > 0 {
 		output = "\n  " + strings.Join(w.last, "\n  ")
 	}
-	if isFork(dir) {
-		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(dir)), output)
+	if isFork(r.dir) {
+		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(r.dir)), output)
 	}
 	if w.panic != "" {
 		return fail.New(fail.Failure, "%w: %s%s", errPanicked, w.panic, output)
 	}
-	log := agentLog(dir)
+	log := agentLog(r.dir)
 	cause := fail.New(fail.Failure, "the guest powered off, or QEMU exited, before the guest was ready%s%s", quote(log), output)
 	return explain(log, cause)
 }

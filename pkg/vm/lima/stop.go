@@ -30,16 +30,16 @@ func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Co
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return notFound(name)
 	}
-	r, err := d.survivors(dir)
+	r, err := survivors(dir)
 	if err != nil {
 		return err
 	}
 	if r.driver && poweroff != nil && grace > 0 {
-		if err := d.powerOff(ctx, dir, poweroff, grace); err != nil {
+		if err := powerOff(ctx, dir, poweroff, grace); err != nil {
 			return err
 		}
 	}
-	if err := d.kill(ctx, dir); err != nil {
+	if err := kill(ctx, dir); err != nil {
 		return fmt.Errorf("stop VM %s: %w", name, err)
 	}
 	return nil
@@ -48,7 +48,7 @@ func (d *Driver) Stop(ctx context.Context, name string, poweroff func(context.Co
 // powerOff asks the guest to power off and waits for the VM to end, at most for
 // grace. It returns an error only if the caller's ctx is cancelled: after any other
 // failure the caller cuts the power.
-func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context.Context) error, grace time.Duration) error {
+func powerOff(ctx context.Context, dir string, poweroff func(context.Context) error, grace time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, grace)
 	asked := make(chan struct{})
 	go func() {
@@ -73,14 +73,14 @@ func (d *Driver) powerOff(ctx context.Context, dir string, poweroff func(context
 	defer func() { cancel(); <-asked }()
 
 	// Not by pid files: a QEMU that has just started has none yet.
-	until, err := d.survivors(dir)
+	until, err := survivors(dir)
 	for err == nil && until.driver && sleep(bounded, processPoll) == nil {
-		until, err = d.survivors(dir)
+		until, err = survivors(dir)
 	}
 	lingering, cancelLingering := context.WithTimeout(ctx, agentGrace)
 	defer cancelLingering()
 	for err == nil && !until.driver && until.agent && sleep(lingering, processPoll) == nil {
-		until, err = d.survivors(dir)
+		until, err = survivors(dir)
 	}
 	return errors.Join(err, ctx.Err())
 }

@@ -1,0 +1,84 @@
+// Package sys is what the rooms of the guest agent share: the guest that they work on,
+// bounded reads of its files, its processes, and the programs that they run. It decides
+// nothing.
+package sys
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+)
+
+// Paths in a guest. Programs that install the guest program depend on them.
+const (
+	Binary    = "/usr/local/bin/agent-guest"
+	SecretDir = "/run/agent"
+
+	// AgentUID is the user that agents run as in every guest.
+	AgentUID = 1000
+)
+
+// Guest is the machine that the program works on.
+type Guest struct {
+	Root string // prefix of every path, "" in a real guest
+	Fake bool   // an ordinary process: no packet filter, no systemd, DNS on a free loopback port
+}
+
+// FromEnv returns the real guest, or the fake one in the directory named by
+// AGENT_GUEST_ROOT.
+func FromEnv() Guest {
+	root := os.Getenv("AGENT_GUEST_ROOT")
+	return Guest{Root: root, Fake: root != ""}
+}
+
+// Path returns where a path of the guest is for this process.
+func (g Guest) Path(p string) string { return filepath.Join(g.Root, p) }
+
+// WriteFile replaces a file so that readers see the old or the new one, even after
+// a power failure.
+func WriteFile(path string, data []byte, mode os.FileMode) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", path, err)
+		}
+	}()
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, errWrite := f.Write(data)
+	if err := errors.Join(errWrite, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// Text returns the text of a file in the guest, or "".
+func (g Guest) Text(path string) string { return Text(g.Path(path)) }
+
+// NeedRoot fails unless the process is root or the guest is fake.
+func (g Guest) NeedRoot(what string) error {
+	if g.Fake || os.Geteuid() == 0 {
+		return nil
+	}
+	return fail.New(fail.Failure, "%s needs root", what).WithHint("sudo agent-guest %s", what)
+}
+
+// OneLine returns an error, or several joined ones, as one line for a message.
+func OneLine(err error) string {
+	return guestproto.Clean(strings.ReplaceAll(err.Error(), "\n", "; "))
+}

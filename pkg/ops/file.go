@@ -1,0 +1,111 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+)
+
+// File names a file of a task: an artifact, or one of its agent's outputs.
+type File struct {
+	Task     string // id
+	Artifact string // name in the list; "" for an output
+	Stream   string // stdout or stderr
+	Follow   bool   // continue with new output until the task has ended
+}
+
+// Path returns the file's path in the API, with its query.
+func (f File) Path() string {
+	if f.Artifact != "" {
+		parts := strings.Split(f.Artifact, "/")
+		for i, p := range parts {
+			parts[i] = url.PathEscape(p)
+		}
+		return Task(f.Task).Path() + "/artifacts/" + strings.Join(parts, "/")
+	}
+	query := url.Values{"stream": {f.Stream}}
+	if f.Follow {
+		query.Set("follow", "true")
+	}
+	return Task(f.Task).Path() + "/logs?" + query.Encode()
+}
+
+// Read implements Host.
+func (e Engine) Read(ctx context.Context, f File) (io.ReadCloser, error) {
+	t, err := e.TaskWithFiles(ctx, f.Task)
+	if err != nil {
+		return nil, err
+	}
+	if f.Artifact != "" {
+		return e.Tasks.OpenArtifact(t, f.Artifact)
+	}
+	path := e.Tasks.Dir(t.ID).Stdout()
+	if f.Stream == "stderr" {
+		path = e.Tasks.Dir(t.ID).Stderr()
+	}
+	if f.Follow {
+		return e.follow(ctx, t.ID, path), nil
+	}
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return io.NopCloser(strings.NewReader("")), nil
+	}
+	if err != nil {
+		return nil, fail.New(fail.Host, "open log: %w", err)
+	}
+	return file, nil
+}
+
+// follow returns a growing output, which ends when its task has ended.
+func (e Engine) follow(ctx context.Context, id, path string) io.ReadCloser {
+	ctx, cancel := context.WithCancel(ctx)
+	r, w := io.Pipe()
+	over := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			t, err := e.Tasks.Get(ctx, id)
+			if err == nil && t.Phase.Over() {
+				close(over)
+				return
+			}
+			if err != nil {
+				_ = w.CloseWithError(err)
+				cancel()
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	go func() {
+		err := logfile.Tail(ctx, path, 0, over, func(_ int64, data []byte) error {
+			_, err := w.Write(data)
+			return err
+		})
+		_ = w.CloseWithError(err)
+	}()
+	return &following{r, cancel}
+}
+
+// following is an output that is being followed.
+type following struct {
+	*io.PipeReader
+	stop func()
+}
+
+func (f *following) Close() error {
+	f.stop()
+	return f.PipeReader.Close()
+}

@@ -1,0 +1,38 @@
+package ops
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+)
+
+// ImageList lists images, what is being built, and standby VMs.
+type ImageList struct {
+	Images []image.Info     `json:"images" nullable:"false"`
+	Making []image.Making   `json:"making" nullable:"false" doc:"Builds in progress."`
+	Pool   []golden.Standby `json:"pool" nullable:"false" doc:"Standby VMs."`
+
+	Failures []image.Failure `json:"failures,omitempty" doc:"Builds that failed and were not repeated since."`
+}
+
+// ListImages lists the images of the host.
+var ListImages = Operation[struct{}, ImageList]{Spec{
+	ID: "listImages", Method: http.MethodGet, Path: "/api/v1/images", Tag: "images", Need: Read,
+	Summary: "List guest images, standby VMs and builds in progress",
+}, func(_ context.Context, e *Engine, _ *struct{}) (list ImageList, err error) {
+	if list.Images, err = e.Images.List(); err != nil {
+		return list, err
+	}
+	making, err := e.Images.Underway()
+	if err != nil {
+		return list, err
+	}
+	list.Making = append([]image.Making{}, making...)
+	if list.Failures, err = e.Images.Failures(); err != nil {
+		return list, err
+	}
+	list.Pool, err = golden.Standbys(e.sessions().Config.Paths.Pool())
+	return list, err
+}}

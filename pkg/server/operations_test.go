@@ -1,0 +1,313 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
+)
+
+// host is an implementation of ops.Host with the caller's scope.
+type host struct {
+	ops.Host
+	*rig
+	said *strings.Builder // what the operations answered, for comparison
+}
+
+// ask performs an operation and writes down the answer.
+func ask[Request, Result any](h host, op ops.Operation[Request, Result], r Request) (Result, error) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(traceid.With(h.t.Context(), traceID), deadline)
+	defer cancel()
+	result, err := op.On(ctx, h.Host, r)
+	if err != nil {
+		fmt.Fprintf(h.said, "%s: %s %v (%s)\n", op.ID, fail.CodeOf(err), err, fail.HintOf(err))
+		return result, err
+	}
+	text, err := json.Marshal(result)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	fmt.Fprintf(h.said, "%s: %s\n", op.ID, text)
+	return result, nil
+}
+
+// mustAsk performs an operation that must succeed.
+func mustAsk[Request, Result any](h host, op ops.Operation[Request, Result], r Request) Result {
+	h.t.Helper()
+	result, err := ask(h, op, r)
+	if err != nil {
+		h.t.Fatalf("%s = %v (%s), want success", op.ID, err, fail.HintOf(err))
+	}
+	return result
+}
+
+// refused performs an operation that must fail with a code.
+func refused[Request, Result any](h host, code fail.Code, op ops.Operation[Request, Result], r Request) {
+	h.t.Helper()
+	if result, err := ask(h, op, r); fail.CodeOf(err) != code || fail.HintOf(err) == "" {
+		h.t.Errorf("%s = %+v, %v (hint %q), want code %s with a hint", op.ID, result, err, fail.HintOf(err), code)
+	}
+}
+
+// TestOperations checks that the engine and a client of its API answer every operation alike.
+func TestOperations(t *testing.T) {
+	implementations := map[string]func(r *rig, scope ops.Scope) ops.Host{
+		"engine": func(r *rig, scope ops.Scope) ops.Host {
+			caller := ops.Caller{Name: "token:" + string(scope), Scope: scope}
+			if scope != ops.Admin {
+				caller.Permission = &task.Permission{Repositories: []string{"github.com/acme/app"}}
+			}
+			return r.engine.As(caller)
+		},
+		"client over an address": func(r *rig, scope ops.Scope) ops.Host {
+			c, err := client.New(client.Target{URL: "http://" + r.addr, Token: r.token[scope]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+	}
+	answers := map[string]string{}
+	for name, of := range implementations {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Limits{})
+			r.engine.Images = &image.Store{Dir: r.tasks.Sessions.Config.Paths.Images()}
+			r.engine.Redact = secret.NewRedactor()
+			r.engine.Preflight = func(context.Context) error { return nil }
+			var said strings.Builder
+			as := func(scope ops.Scope) host { return host{of(r, scope), r, &said} }
+			checkSessions(as)
+			checkTasks(as)
+			checkRest(as)
+			answers[name] = normal(said.String())
+		})
+	}
+	if diff := cmp.Diff(answers["engine"], answers["client over an address"]); diff != "" {
+		t.Errorf("answers differ (-engine +client):\n%s", diff)
+	}
+}
+
+var (
+	anyTime = regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z?([+-]\d\d:\d\d)?`)
+	anyID   = regexp.MustCompile(`\b[0-9a-f]{12}\b|\b[0-9a-f]{32}\b|-[0-9a-f]{6}\b`)
+	anyPath = regexp.MustCompile(`"(sha256|digest)":"[0-9a-f]+"`)
+)
+
+// normal replaces what differs between two runs.
+func normal(text string) string {
+	ids := map[string]string{}
+	text = anyPath.ReplaceAllString(anyTime.ReplaceAllString(text, "TIME"), `"DIGEST"`)
+	return anyID.ReplaceAllStringFunc(text, func(id string) string {
+		key := strings.TrimPrefix(id, "-")
+		key = key[:6] // a name has the first digits of the id
+		if ids[key] == "" {
+			ids[key] = fmt.Sprintf("ID%d", len(ids))
+		}
+		return ids[key]
+	})
+}
+
+func checkSessions(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	if list := mustAsk(reader, ops.ListSessions, struct{}{}); len(list.Sessions) != 0 {
+		t.Errorf("sessions = %v, want none", list.Sessions)
+	}
+	refused(reader, fail.NotFound, ops.GetSession, ops.SessionPath{ID: "0123456789ab"})
+	refused(reader, fail.NotFound, ops.GetSession, ops.SessionPath{ID: "../x"})
+
+	create := ops.CreateRequest{Body: ops.NewSession{Repo: "acme/app@main", SessionOptions: ops.SessionOptions{Network: "allowlist"}}}
+	refused(reader, fail.Policy, ops.CreateSession, create)
+	refused(h, fail.Usage, ops.CreateSession, ops.CreateRequest{Body: ops.NewSession{Repo: "no repository"}})
+	refused(h, fail.Usage, ops.CreateSession, ops.CreateRequest{Body: ops.NewSession{Repo: "./app"}})
+	mustAsk(h, ops.CheckSession, create)
+	if list := mustAsk(reader, ops.ListSessions, struct{}{}); len(list.Sessions) != 0 {
+		t.Errorf("sessions after a check = %v, want none", list.Sessions)
+	}
+	made := mustAsk(h, ops.CreateSession, create)
+	again := mustAsk(h, ops.CreateSession, create)
+	if !made.Created || again.Created || again.ID != made.ID || made.State != session.Creating {
+		t.Errorf("sessions created = %+v and %+v, want one, in state creating", made, again)
+	}
+	at := ops.SessionPath{ID: made.ID}
+	if v := mustAsk(reader, ops.GetSession, at); v.Name != made.Name || v.RepoKey != "github.com/acme/app" {
+		t.Errorf("session = %+v, want that of acme/app", v)
+	}
+
+	// What a session may reach.
+	files := ops.NamesRequest{SessionPath: at}
+	files.Body.Names = []string{"files.example.org"}
+	explain := ops.ExplainRequest{SessionPath: at, Target: "files.example.org:443"}
+	allowed := func() bool { t.Helper(); return mustAsk(reader, ops.ExplainName, explain).Decisions[0].Allowed }
+	if allowed() {
+		t.Error("files.example.org is allowed, want denied")
+	}
+	refused(reader, fail.Policy, ops.AllowNames, files)
+	mustAsk(h, ops.AllowNames, files)
+	if !allowed() {
+		t.Error("files.example.org is denied after net allow")
+	}
+	mustAsk(h, ops.DenyNames, files)
+	if allowed() {
+		t.Error("files.example.org is allowed after net deny")
+	}
+	bad := files
+	bad.Body.Names = []string{"not a name"}
+	if _, err := ask(h, ops.AllowNames, bad); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("allow of a wrong name = %v, want code %s", err, fail.Usage)
+	}
+	if n := mustAsk(reader, ops.GetNetwork, at); n.Policy == nil || len(n.Policy.Denied) != 1 || n.Gateway != nil {
+		t.Errorf("network = %+v, want one denied name and no gateway", n)
+	}
+	mustAsk(reader, ops.ListDenials, ops.DenialQuery{SessionPath: at})
+	mustAsk(reader, ops.ListDecisions, ops.DecisionQuery{SessionPath: at, Limit: 10})
+	for range cap(h.engine.Costly) { // as many as are allowed
+		h.engine.Costly <- struct{}{}
+	}
+	refused(reader, fail.Conflict, ops.ListDecisions, ops.DecisionQuery{SessionPath: at, Limit: 10})
+	for range cap(h.engine.Costly) {
+		<-h.engine.Costly
+	}
+
+	// What needs a running VM.
+	refused(h, fail.Conflict, ops.DiffSession, at)
+	refused(h, fail.Conflict, ops.FetchSession, at)
+	ports := ops.PortsRequest{SessionPath: at}
+	ports.Body.Ports = []uint16{3000}
+	refused(h, fail.Conflict, ops.PublishPorts, ports)
+	mustAsk(h, ops.UnpublishPort, ops.PortRequest{SessionPath: at, Port: 3000})
+
+	// Desired phases, and the events that report them.
+	mustAsk(h, ops.StopSession, at)
+	if v := mustAsk(h, ops.StartSession, at); v.Desired != session.Ready {
+		t.Errorf("desired phase after start = %s, want %s", v.Desired, session.Ready)
+	}
+	if lost := mustAsk(reader, ops.GetUnsaved, at); lost.What != "" {
+		t.Errorf("unsaved work = %+v, want none", lost)
+	}
+	if v := mustAsk(h, ops.DestroySession, ops.DestroyRequest{SessionPath: at}); v.Desired != session.Gone {
+		t.Errorf("desired phase after destroy = %s, want %s", v.Desired, session.Gone)
+	}
+	ctx, cancel := context.WithTimeout(traceid.With(t.Context(), traceID), deadline)
+	defer cancel()
+	var kinds []string
+	for ev, err := range reader.Events(ctx, ops.Session(made.ID), store.Oldest, true) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds = append(kinds, ev.Kind)
+		if len(kinds) == 6 { // created, allow, deny, stop, start, destroy
+			break
+		}
+	}
+	if got, want := strings.Join(kinds, " "), "phase net net phase phase phase"; got != want {
+		t.Errorf("events = %s, want %s", got, want)
+	}
+}
+
+func checkTasks(as func(ops.Scope) host) {
+	h, client, reader := as(ops.Admin), as(ops.Submit), as(ops.Read)
+	t := h.t
+	submit := func(text, key string) ops.SubmitRequest {
+		return ops.SubmitRequest{Once: ops.Once{Key: key}, ContentType: "application/yaml", RawBody: []byte(text)}
+	}
+	refused(reader, fail.Policy, ops.SubmitTask, submit(manifestYAML, ""))
+	refused(client, fail.Usage, ops.SubmitTask, submit("version: 9\n", ""))
+	refused(client, fail.Policy, ops.SubmitTask, submit(strings.Replace(manifestYAML, "acme/app", "other/app", 1), ""))
+	made := mustAsk(client, ops.SubmitTask, submit(manifestYAML, "once"))
+	if again := mustAsk(client, ops.SubmitTask, submit(manifestYAML, "once")); again.ID != made.ID {
+		t.Errorf("repeated submission = task %s, want %s", again.ID, made.ID)
+	}
+	if _, err := ask(client, ops.SubmitTask, submit(manifestYAML+"# other\n", "once")); err == nil {
+		t.Error("a key was accepted for another manifest")
+	}
+	mustAsk(client, ops.SubmitTask, submit(manifestYAML, ""))
+	page := mustAsk(reader, ops.ListTasks, ops.TaskQuery{Limit: 1, Label: "team=platform"})
+	rest := mustAsk(reader, ops.ListTasks, ops.TaskQuery{Limit: 50, After: page.Next})
+	if len(page.Tasks) != 1 || len(rest.Tasks) != 1 || rest.Tasks[0].ID != made.ID || rest.Next != "" {
+		t.Errorf("pages = %+v and %+v, want one task each", page, rest)
+	}
+	refused(reader, fail.Usage, ops.ListTasks, ops.TaskQuery{Limit: 1, State: "ASLEEP"})
+	at := ops.TaskPath{ID: made.ID}
+	if v := mustAsk(reader, ops.GetTask, at); v.Actor != "token:submit" {
+		t.Errorf("actor of the task = %q, want token:submit", v.Actor)
+	}
+	refused(client, fail.Conflict, ops.RetryTask, ops.RetryRequest{TaskPath: at})
+	if a := mustAsk(client, ops.CancelTask, at); a.State != task.Cancelled {
+		t.Errorf("state of a cancelled task = %s, want %s", a.State, task.Cancelled)
+	}
+	if a := mustAsk(client, ops.RetryTask, ops.RetryRequest{TaskPath: at}); a.RetryOf != made.ID {
+		t.Errorf("retry of = %q, want %s", a.RetryOf, made.ID)
+	}
+	mustAsk(h, ops.DestroyTask, at)
+	refused(reader, fail.NotFound, ops.GetTask, ops.TaskPath{ID: "0123456789ab"})
+}
+
+func checkRest(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	mustAsk(reader, ops.ListImages, struct{}{})
+	refused(reader, fail.Policy, ops.ListSecrets, ops.SecretQuery{})
+	mustAsk(h, ops.ListSecrets, ops.SecretQuery{Repo: "acme/app"})
+	mustAsk(h, ops.CheckSecrets, ops.SecretQuery{})
+	refused(h, fail.Usage, ops.ListSecrets, ops.SecretQuery{Repo: "no repository"})
+
+	// Commands, and a login, in a guest.
+	const id = "aaaa11112222"
+	h.session(id)
+	h.vm(id)
+	start := ops.StartExecRequest{SessionPath: ops.SessionPath{ID: id}, Body: ops.ExecRequest{Argv: []string{"echo", "hello"}}}
+	refused(reader, fail.Policy, ops.StartExec, start)
+	ctx, cancel := context.WithTimeout(traceid.With(t.Context(), traceID), deadline)
+	defer cancel()
+	x, err := ops.StartExec.On(ctx, h.Host, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for x.State == ops.ExecRunning {
+		time.Sleep(20 * time.Millisecond)
+		if x, err = ops.GetExec.On(ctx, h.Host, ops.ExecPath{SessionPath: start.SessionPath, Exec: x.ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := mustAsk(reader, ops.ListExecs, start.SessionPath); len(all.Execs) != 1 || all.Execs[0].ID != x.ID || all.Execs[0].Argv != nil {
+		t.Errorf("commands for a reader = %+v, want %s without its command line", all, x.ID)
+	}
+	if all := mustAsk(h, ops.ListExecs, start.SessionPath); len(all.Execs) != 1 || len(all.Execs[0].Argv) != 2 {
+		t.Errorf("commands = %+v, want one with its command line", all)
+	}
+	conn, err := h.Dial(ctx, id, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var out bytes.Buffer
+	err = conn.Run(ctx, "cat; exit 3", ssh.IO{Stdin: strings.NewReader("through"), Stdout: &out})
+	if exit, ok := err.(*ssh.ExitError); !ok || exit.Code != 3 || out.String() != "through" { //nolint:errorlint // Run's own error
+		t.Errorf("command over the login = %q, %v, want %q and exit status 3", out.String(), err, "through")
+	}
+	if _, err := reader.Dial(ctx, id, true); fail.CodeOf(err) != fail.Policy {
+		t.Errorf("login with the scope read = %v, want code %s", err, fail.Policy)
+	}
+	if _, err := h.Dial(ctx, "0123456789ab", false); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("login to an unknown session = %v, want code %s", err, fail.NotFound)
+	}
+}
