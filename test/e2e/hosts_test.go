@@ -88,6 +88,8 @@ func fromAnotherHost(t *testing.T, b *box, name string) {
 		t.Errorf("exec over SSH = %s, want lima-%s", r.All(), name)
 	}
 	far.Asz("context", "use", "local")
-	far.Run("tmux", "kill-server")                                                                                                                  // ends attach-session
-	b.MustIn(name, "sudo rm /usr/local/bin/agent-sessionizer /tmp/agent-sessionizer /tmp/note.txt; rm ~/.local/state/agent-sessionizer/serve.sock") // the folder holds the record of the dotfiles
+	// Ends attach-session.
+	far.Run("tmux", "kill-server")
+	// The folder of the socket also has the record of the dotfiles.
+	b.MustIn(name, "sudo rm /usr/local/bin/agent-sessionizer /tmp/agent-sessionizer /tmp/note.txt; rm ~/.local/state/agent-sessionizer/serve.sock")
 }
