@@ -172,7 +172,7 @@ func (a *app) worker(ctx context.Context, log *slog.Logger) (*session.Worker, er
 	mirrors := m.Mirrors()
 	mirrors.Log = log
 	return &session.Worker{
-		Manager: m, Driver: driver, Golden: maker,
+		Sessions: m, Driver: driver, Golden: maker,
 		Mirrors: mirrors, Log: log, Redact: a.redact,
 		Phase: func(ctx context.Context, _ session.Session) { a.pushStatus(ctx, h) },
 		Attention: func(ctx context.Context, s session.Session) {

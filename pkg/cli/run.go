@@ -198,7 +198,7 @@ func runSSHConfig(ctx context.Context, a *app, o sshConfigOptions, names []strin
 		if err != nil {
 			return err
 		}
-		block, err := m.SSHConfig(row)
+		block, err := session.Connections{Paths: m.Config.Paths}.SSHConfig(row)
 		if err != nil {
 			return err
 		}

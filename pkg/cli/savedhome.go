@@ -8,6 +8,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
 func newHomeCmd(a *app) *cobra.Command {
@@ -46,7 +47,7 @@ func runHomeList(ctx context.Context, a *app, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	all, err := m.SavedHomes()
+	all, err := session.SavedHomes{Paths: m.Config.Paths}.List()
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func runHomeRemove(ctx context.Context, a *app, repos []string) error {
 		if key, err := repoKey(what); err == nil {
 			what = string(key)
 		}
-		key, err := m.RemoveSavedHome(what)
+		key, err := session.SavedHomes{Paths: m.Config.Paths}.Remove(what)
 		if err != nil {
 			return err
 		}
@@ -89,7 +90,7 @@ func (a *app) completeSavedHomes(cmd *cobra.Command, _ []string, _ string) ([]st
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, err := m.SavedHomes()
+	all, err := session.SavedHomes{Paths: m.Config.Paths}.List()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -45,7 +45,7 @@ func runTrust(ctx context.Context, a *app, dir string) error {
 	if ref.Path == "" {
 		return fail.New(fail.Usage, "%q must be a directory, such as . or ./repo", dir).WithHint("agent-sessionizer trust --help")
 	}
-	if err := m.TrustClone(ref); err != nil {
+	if err := (session.Clones{Paths: m.Config.Paths}).Trust(ref); err != nil {
 		return err
 	}
 	a.con.Say("%s", ref.Path+" is confirmed as a clone of "+ref.Key)
@@ -61,7 +61,7 @@ func (a *app) confirmClone(ctx context.Context, h ops.Host, o openOptions, ref r
 	if err != nil {
 		return err
 	}
-	err = m.CheckClone(ref)
+	err = session.Clones{Paths: m.Config.Paths}.Check(ref)
 	if !errors.Is(err, session.ErrUntrusted) || o.noWait { // the picker owns the terminal then
 		return err
 	}
@@ -74,5 +74,5 @@ func (a *app) confirmClone(ctx context.Context, h ops.Host, o openOptions, ref r
 	case !ok:
 		return fail.New(fail.Interrupted, "%s is not confirmed", ref.Path)
 	}
-	return m.TrustClone(ref)
+	return session.Clones{Paths: m.Config.Paths}.Trust(ref)
 }

@@ -123,14 +123,14 @@ func runFetch(ctx context.Context, a *app, o fetchOptions, what string) error {
 	if err != nil {
 		return err
 	}
-	res, err := m.Fetch(ctx, v, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
+	res, err := session.Work{Sessions: m}.Fetch(ctx, v, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
 	if err != nil {
 		return err
 	}
 	if err := a.printFetched(res, o.json); err != nil || o.json {
 		return err
 	}
-	if work, err := m.Work(ctx, v, conn); err == nil && !work.Clean() {
+	if work, err := (session.Work{Sessions: m}).Unsaved(ctx, v, conn); err == nil && !work.Clean() {
 		a.con.Say("%s", "still only in the guest: "+work.Summary())
 	}
 	return nil

@@ -58,6 +58,18 @@ func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "lo
 // removed with the session.
 func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "sessions", id) }
 
+// Observation returns the path of the keeper's last observation of a session's guest.
+func (p Paths) Observation(id string) string {
+	return filepath.Join(p.SessionDir(id), "observation.json")
+}
+
+// Gateway returns the directory of a session's gateway.
+func (p Paths) Gateway(id string) string { return filepath.Join(p.SessionDir(id), "gateway") }
+
+// Standby returns the directory that a standby VM is moved to when a session takes it. While it exists,
+// the session has not adopted all of its content yet.
+func (p Paths) Standby(id string) string { return filepath.Join(p.SessionDir(id), "standby") }
+
 // TaskLock returns the path of the lock that a task's keeper holds while it runs.
 func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
 

@@ -96,8 +96,8 @@ func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 		return nil, err
 	}
 	return &session.Worker{
-		Manager: &session.Manager{Store: st, Config: c, Self: "true"}, // the test starts the keepers itself
-		Log:     slog.New(slog.DiscardHandler), KillLocal: func(context.Context, session.Session) error { return nil },
+		Sessions: &session.Manager{Store: st, Config: c, Self: "true"}, // the test starts the keepers itself
+		Log:      slog.New(slog.DiscardHandler), KillLocal: func(context.Context, session.Session) error { return nil },
 	}, nil
 }
 
@@ -115,20 +115,20 @@ func newWorld(t *testing.T, phase, desired session.Phase, status session.Status)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = w.Store.Close() })
+	t.Cleanup(func() { _ = w.Sessions.Store.Close() })
 	drv := &driver{}
 	w.Driver = drv
 	raw, err := json.Marshal(status)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = w.Store.Create(t.Context(), store.Session{
+	_, _, err = w.Sessions.Store.Create(t.Context(), store.Session{
 		ID: id, Name: "agent-o-r-aaaa11", RepoKey: "k", Repo: "o/r", Phase: string(phase), Desired: string(desired), Spec: json.RawMessage("{}"),
 	}, store.Event{Kind: "made"}, func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+	if _, err := w.Sessions.Store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
 		row.Status = raw
 		return store.Event{}, nil
 	}); err != nil {
@@ -139,7 +139,7 @@ func newWorld(t *testing.T, phase, desired session.Phase, status session.Status)
 
 func (w *world) is(t *testing.T, phase session.Phase) session.Session {
 	t.Helper()
-	s, err := w.Get(t.Context(), id)
+	s, err := w.Sessions.Get(t.Context(), id)
 	if err != nil || s.Phase != phase {
 		t.Fatalf("session = phase %s (%s), %v, want %s", s.Phase, s.ErrorMessage, err, phase)
 	}
@@ -148,9 +148,9 @@ func (w *world) is(t *testing.T, phase session.Phase) session.Session {
 
 func (w *world) setDesired(t *testing.T, phase session.Phase) {
 	t.Helper()
-	s, err := w.Get(t.Context(), id)
+	s, err := w.Sessions.Get(t.Context(), id)
 	if err == nil {
-		_, err = w.SetDesired(t.Context(), s, phase)
+		_, err = w.Sessions.SetDesired(t.Context(), s, phase)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -183,14 +183,14 @@ func TestNothingToDo(t *testing.T) {
 		{session.Gone, session.Gone},
 	} {
 		w := newWorld(t, c.phase, c.desired, session.Status{})
-		before := lastSeq(t, w.Store, id)
+		before := lastSeq(t, w.Sessions.Store, id)
 		if err := run(t.Context(), w.Worker); err != nil {
 			t.Errorf("%s, desired %s: run = %v, want nil", c.phase, c.desired, err)
 		}
-		if after := lastSeq(t, w.Store, id); after != before {
+		if after := lastSeq(t, w.Sessions.Store, id); after != before {
 			t.Errorf("%s, desired %s: last event = %d, want %d as before", c.phase, c.desired, after, before)
 		}
-		if lockfile.Held(w.Config.Paths.SessionLock(id)) {
+		if lockfile.Held(w.Sessions.Config.Paths.SessionLock(id)) {
 			t.Errorf("%s, desired %s: lock held = true, want false", c.phase, c.desired)
 		}
 	}
@@ -267,7 +267,7 @@ func TestEndsWithItsContext(t *testing.T) {
 		t.Fatalf("keeper = %v, want %v", err, context.Canceled)
 	}
 	w.is(t, session.Ready)
-	if lockfile.Held(w.Config.Paths.SessionLock(id)) {
+	if lockfile.Held(w.Sessions.Config.Paths.SessionLock(id)) {
 		t.Error("lock held after the end = true, want false")
 	}
 }
@@ -287,7 +287,7 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 	if err := ended(t, w.run(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	if !lockfile.Held(w.Config.Paths.SessionLock(id)) {
+	if !lockfile.Held(w.Sessions.Config.Paths.SessionLock(id)) {
 		t.Fatal("lock held by the first keeper = false, want true")
 	}
 	cancel()
@@ -301,7 +301,7 @@ func TestSecondKeeperOfReadySessionEnds(t *testing.T) {
 // keeper.
 func TestAskingIsNoKeeper(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Ready, session.Status{})
-	lock, ok, err := lockfile.Try(w.Config.Paths.SessionLock(id))
+	lock, ok, err := lockfile.Try(w.Sessions.Config.Paths.SessionLock(id))
 	if err != nil || !ok {
 		t.Fatalf("Try = %t, %v, want true, nil", ok, err)
 	}
@@ -375,13 +375,13 @@ func (c child) expect(t *testing.T, line string) {
 // keeper finishes the work when that one is killed.
 func TestStandByTakesOver(t *testing.T) {
 	w := newWorld(t, session.Ready, session.Gone, session.Status{})
-	if err := os.MkdirAll(w.Config.Paths.SessionDir(id), 0o700); err != nil {
+	if err := os.MkdirAll(w.Sessions.Config.Paths.SessionDir(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	first := w.spawn(t, "KEEPER_TEST_HANG=1")
 	first.expect(t, "removing")
 	second := w.spawn(t)
-	if _, ok, err := lockfile.Try(w.Config.Paths.SessionLock(id)); ok || err != nil {
+	if _, ok, err := lockfile.Try(w.Sessions.Config.Paths.SessionLock(id)); ok || err != nil {
 		t.Fatalf("Try = %t, %v, want false, nil: a keeper holds it", ok, err)
 	}
 	w.is(t, session.Destroying) // the second keeper, which would remove it at once, waits
@@ -397,7 +397,7 @@ func TestStandByTakesOver(t *testing.T) {
 // that started it had created the directory for its log again.
 func TestLateKeeperLeavesNothing(t *testing.T) {
 	w := newWorld(t, session.Gone, session.Gone, session.Status{})
-	log := filepath.Join(w.Config.Paths.SessionDir(id), "keeper.log")
+	log := filepath.Join(w.Sessions.Config.Paths.SessionDir(id), "keeper.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -19,11 +19,11 @@ type Session struct {
 }
 
 // Lock returns the path of the session's lock.
-func (c *Session) Lock() string { return c.Worker.Config.Paths.SessionLock(c.ID) }
+func (c *Session) Lock() string { return c.Worker.Sessions.Config.Paths.SessionLock(c.ID) }
 
 // Look reads the session's row.
 func (c *Session) Look(ctx context.Context) (State, error) {
-	s, err := c.Worker.Get(ctx, c.ID)
+	s, err := c.Worker.Sessions.Get(ctx, c.ID)
 	return State{
 		Phase: string(s.Phase), Desired: string(s.Desired), Rest: session.AtRest(s.Phase, s.Desired),
 		Served: s.Phase == s.Desired, Quiet: s.Phase == session.Ready,
@@ -32,7 +32,7 @@ func (c *Session) Look(ctx context.Context) (State, error) {
 
 // Next does the work of the session's phase.
 func (c *Session) Next(ctx context.Context) error {
-	s, err := c.Worker.Get(ctx, c.ID)
+	s, err := c.Worker.Sessions.Get(ctx, c.ID)
 	if err != nil {
 		return err
 	}
@@ -53,8 +53,8 @@ func (c *Session) notifyAttention(ctx context.Context, s session.Session) {
 // keeper created the directory for the keeper's log, perhaps after an earlier keeper
 // had removed it.
 func (c *Session) Left(ctx context.Context) error {
-	if s, err := c.Worker.Get(ctx, c.ID); err == nil && s.Phase == session.Gone {
-		return os.RemoveAll(c.Worker.Config.Paths.SessionDir(c.ID))
+	if s, err := c.Worker.Sessions.Get(ctx, c.ID); err == nil && s.Phase == session.Gone {
+		return os.RemoveAll(c.Worker.Sessions.Config.Paths.SessionDir(c.ID))
 	}
 	return nil
 }

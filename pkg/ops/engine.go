@@ -81,9 +81,9 @@ func (e Engine) Dial(ctx context.Context, id string, shared bool) (*ssh.Client, 
 		return nil, err
 	}
 	if shared {
-		return e.sessions().Dial(ctx, s)
+		return session.Connections{Paths: e.sessions().Config.Paths}.Dial(ctx, s)
 	}
-	return e.sessions().DialOwn(ctx, s)
+	return session.Connections{Paths: e.sessions().Config.Paths}.DialOwn(ctx, s)
 }
 
 // costly reserves the right to run a costly operation. The caller must call done.

@@ -85,7 +85,7 @@ var (
 			return n, err
 		}
 		n.Enforced = s.Spec.Enforced
-		if n.Policy, err = e.sessions().Policy(s); err != nil || !n.Enforced {
+		if n.Policy, err = (session.Net{Sessions: e.sessions()}).Policy(s); err != nil || !n.Enforced {
 			return n, err
 		}
 		if g, err := e.sessions().Gateway(s).Status(ctx); err != nil {
@@ -101,7 +101,7 @@ var (
 		Summary: "Allow names or @groups in a session immediately",
 	}, func(ctx context.Context, e *Engine, r *NamesRequest) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return e.sessions().Allow(ctx, s, r.Body.Names)
+			return session.Net{Sessions: e.sessions()}.Allow(ctx, s, r.Body.Names)
 		})
 	}}
 
@@ -110,7 +110,7 @@ var (
 		Summary: "Deny names in a session immediately, even if allowed",
 	}, func(ctx context.Context, e *Engine, r *NamesRequest) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return e.sessions().Deny(ctx, s, r.Body.Names)
+			return session.Net{Sessions: e.sessions()}.Deny(ctx, s, r.Body.Names)
 		})
 	}}
 
@@ -119,7 +119,7 @@ var (
 		Summary: "Reload network settings into a running session",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return s, e.sessions().ApplyPolicy(ctx, s)
+			return s, session.Net{Sessions: e.sessions()}.ApplyPolicy(ctx, s)
 		})
 	}}
 
@@ -147,7 +147,7 @@ var (
 			return DenialList{}, err
 		}
 		defer done()
-		found, err := e.sessions().DeniedSince(ctx, s, r.Since)
+		found, err := session.Net{Sessions: e.sessions()}.DeniedSince(ctx, s, r.Since)
 		return DenialList{append([]gateway.Denial{}, found...)}, err
 	}}
 
@@ -181,7 +181,7 @@ func (e *Engine) explain(s session.Session, target string) (found Explanations, 
 	if err != nil {
 		return found, err
 	}
-	p, err := e.sessions().Policy(s)
+	p, err := session.Net{Sessions: e.sessions()}.Policy(s)
 	if err != nil {
 		return found, err
 	}

@@ -131,7 +131,7 @@ var (
 		Summary: "Start the session's keeper if it needs one and has none",
 		About:   "The server does this every few seconds for all sessions.",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (session.View, error) {
-		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) { return s, e.sessions().Tend(ctx, s) })
+		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) { return s, e.sessions().Tend(ctx, s.Session) })
 	}}
 
 	GetSession = Operation[SessionPath, session.View]{Spec{
@@ -203,7 +203,7 @@ var (
 		Summary: "Publish ports of the guest on the host's loopback address",
 	}, func(ctx context.Context, e *Engine, r *PortsRequest) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return e.sessions().Publish(ctx, s, r.Body.Ports...)
+			return session.Ports{Sessions: e.sessions()}.Publish(ctx, s, r.Body.Ports...)
 		})
 	}}
 
@@ -212,7 +212,7 @@ var (
 		Summary: "Withdraw a published port, and close its connections",
 	}, func(ctx context.Context, e *Engine, r *PortRequest) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return e.sessions().Unpublish(ctx, s, r.Port)
+			return session.Ports{Sessions: e.sessions()}.Unpublish(ctx, s, r.Port)
 		})
 	}}
 
@@ -232,7 +232,7 @@ var (
 		Summary: "Fetch the agent's commits to the repository's mirror on the host",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (res repo.FetchResult, err error) {
 		return res, e.inGuest(ctx, r.ID, func(s session.Session, g repo.Guest) error {
-			res, err = e.sessions().Fetch(ctx, s, g, "", repo.FetchOptions{TempDir: e.sessions().Config.Paths.Cache})
+			res, err = session.Work{Sessions: e.sessions()}.Fetch(ctx, s, g, "", repo.FetchOptions{TempDir: e.sessions().Config.Paths.Cache})
 			return err
 		})
 	}}
@@ -282,7 +282,7 @@ func (e *Engine) inGuest(ctx context.Context, id string, f func(session.Session,
 		return err
 	}
 	defer done()
-	conn, err := e.sessions().Dial(ctx, s)
+	conn, err := session.Connections{Paths: e.sessions().Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (o SessionOptions) ignored(s session.Session) (names []string) {
 // open requests phase ready for an existing session, whose options no longer change. A lack
 // in the settings must not lock the user out of it, so they are not checked.
 func (e *Engine) open(ctx context.Context, s session.Session, o SessionOptions) (SessionAnswer, error) {
-	s, err := e.sessions().OpenHostServices(ctx, s, o.HostServices)
+	s, err := session.Net{Sessions: e.sessions()}.OpenHostServices(ctx, s, o.HostServices)
 	if err == nil && (s.Phase != session.Ready || s.Desired != session.Ready) {
 		s, err = e.sessions().SetDesired(ctx, s, session.Ready)
 	}

@@ -129,10 +129,10 @@ func (e *Engine) work(ctx context.Context, s session.Session) (repo.WorkState, e
 		return repo.WorkState{}, err
 	}
 	defer done()
-	conn, err := e.sessions().Dial(ctx, s)
+	conn, err := session.Connections{Paths: e.sessions().Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return repo.WorkState{}, err
 	}
 	defer conn.Close()
-	return e.sessions().Work(ctx, s, conn)
+	return session.Work{Sessions: e.sessions()}.Unsaved(ctx, s, conn)
 }

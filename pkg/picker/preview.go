@@ -94,7 +94,7 @@ func (g *page) session(ctx context.Context, id string) error {
 		g.add(console.Notice, "%s", step)
 	}
 
-	observation, at, observationErr := g.p.Manager.Observation(s) // missing if the keeper has not seen the guest yet
+	observation, at, observationErr := session.Observation(g.p.Manager.Config.Paths, s) // missing if the keeper has not seen the guest yet
 	switch c := observation.Changes; {
 	case s.Phase != session.Ready && s.Status.Work != nil:
 		g.add(console.Plain, "%s%swould lose: %s", s.Status.Work.Branch, dot, s.Status.Work.Summary())
@@ -173,7 +173,7 @@ func (p *Picker) step(ctx context.Context, s session.Session) string {
 func (p *Picker) denied(ctx context.Context, s session.Session) string {
 	ctx, cancel := context.WithTimeout(ctx, decisionLogTime)
 	defer cancel()
-	all, err := p.Manager.DeniedSince(ctx, s, s.Status.Attached)
+	all, err := session.Net{Sessions: p.Manager}.DeniedSince(ctx, s, s.Status.Attached)
 	if err != nil || len(all) == 0 {
 		return ""
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -145,7 +146,7 @@ func (p *Picker) readWorkState(s session.Session) workState {
 		return seen
 	}
 	// If there is no observation or it cannot be read, the row goes without it.
-	if g, at, err := p.Manager.Observation(s); err == nil {
+	if g, at, err := session.Observation(p.Manager.Config.Paths, s); err == nil {
 		seen.seen = at
 		if g.Changes != nil {
 			seen.branch, seen.ahead = g.Changes.Branch, g.Changes.Commits
@@ -156,10 +157,11 @@ func (p *Picker) readWorkState(s session.Session) workState {
 
 // read returns everything that the picker shows.
 func (p *Picker) read(ctx context.Context) ([]workState, []repository, error) {
-	all, err := p.Manager.Interactive(ctx)
+	all, err := p.Manager.List(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	all = slices.DeleteFunc(all, func(s session.Session) bool { return s.Task != "" })
 	ended, err := p.endedSessions(ctx, all)
 	if err != nil {
 		return nil, nil, err

@@ -341,7 +341,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 // inGuest runs a command line. It masks the guest's secrets in the output, as in
 // the logs of tasks, because clients with the scope read can see it.
 func (x *execs) inGuest(ctx context.Context, s session.Session, line string, stdout, stderr io.Writer) error {
-	conn, err := x.tasks.Sessions.Dial(ctx, s)
+	conn, err := session.Connections{Paths: x.tasks.Sessions.Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 	if err != nil {
 		return nil, err
 	}
-	guest, err := s.tasks.Sessions.DialOwn(ctx, v)
+	guest, err := session.Connections{Paths: s.tasks.Sessions.Config.Paths}.DialOwn(ctx, v)
 	if err != nil {
 		st.close()
 		return nil, err

@@ -44,12 +44,12 @@ func measureHost(dir string) (Host, error) {
 // measureCapacity returns what the host has free. Standby VMs count as free memory, each with
 // the half of its memory that a new VM is assumed to need: they become sessions, or
 // are removed to make room for them.
-func (m *Manager) measureCapacity() (Host, error) {
-	h, err := measureHost(m.Config.Paths.LimaHome)
+func measureCapacity(cfg *config.Config) (Host, error) {
+	h, err := measureHost(cfg.Paths.LimaHome)
 	if err != nil || h.FreeMemory == 0 {
 		return h, err
 	}
-	standbys, err := golden.Standbys(m.Config.Paths.Pool())
+	standbys, err := golden.Standbys(cfg.Paths.Pool())
 	for _, s := range standbys {
 		h.FreeMemory += config.Size(s.Memory) / 2
 	}
@@ -101,7 +101,7 @@ type Capacity struct {
 
 // Capacity measures the host and lists the live sessions.
 func (m *Manager) Capacity(ctx context.Context) (Capacity, error) {
-	host, err := m.measureCapacity()
+	host, err := measureCapacity(m.Config)
 	if err != nil {
 		return Capacity{}, err
 	}

@@ -54,7 +54,7 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 		return err
 	}
 	g := s.Guest(client)
-	if err := l.w.redactSecretsOf(ctx, g); err != nil { // the screen may show them
+	if err := (guestSetup{l.w}).redactSecretsOf(ctx, g); err != nil { // the screen may show them
 		return err
 	}
 	// Only the latest observation counts, however fast they arrive.
@@ -97,21 +97,21 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Obse
 	}
 	if !bytes.Equal(text, l.last) {
 		// A flush is not worth its cost: the next observation replaces this one.
-		if err := atomicfile.WriteUnflushed(l.w.observationFile(l.id), text, 0o600); err != nil {
+		if err := atomicfile.WriteUnflushed(l.w.Sessions.Config.Paths.Observation(l.id), text, 0o600); err != nil {
 			return fail.New(fail.Host, "write guest observation: %w", err)
 		}
 		l.last = text
 	}
 	now := attention(g)
-	s, err := l.w.Get(ctx, l.id)
+	s, err := l.w.Sessions.Get(ctx, l.id)
 	if err != nil || now.same(s.Status.Attention) {
 		return err
 	}
 	note := func(f *Status) { f.Attention = now }
 	if l.eventLimit.Allow() {
-		s, err = l.w.appendFromGuest(ctx, l.id, store.NewEvent(EventAttention, now), note)
+		s, err = l.w.Sessions.appendFromGuest(ctx, l.id, store.NewEvent(EventAttention, now), note)
 	} else {
-		s, err = l.w.updateStatus(ctx, l.id, store.Event{}, note)
+		s, err = l.w.Sessions.updateStatus(ctx, l.id, store.Event{}, note)
 	}
 	if err != nil {
 		return err

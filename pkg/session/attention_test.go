@@ -22,8 +22,8 @@ func newLookout(t *testing.T) (*statusWatcher, Session, *[]Attention) {
 	t.Helper()
 	w := newWorker(t, driver{})
 	w.Redact = secret.NewRedactor(secret.NewValue("sw0rdfish-0123456789"))
-	s := put(t, w.Manager, "0a1b2c3d4e5f", "acme/app", Ready, Ready, Status{})
-	if err := os.MkdirAll(w.Config.Paths.SessionDir(s.ID), 0o700); err != nil {
+	s := put(t, w.Sessions, "0a1b2c3d4e5f", "acme/app", Ready, Ready, Status{})
+	if err := os.MkdirAll(w.Sessions.Config.Paths.SessionDir(s.ID), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	var told []Attention
@@ -61,17 +61,17 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 	if strings.Join(got, "|") != want {
 		t.Errorf("reports = %q, want %q", got, want)
 	}
-	now, err := l.w.Get(t.Context(), s.ID)
+	now, err := l.w.Sessions.Get(t.Context(), s.ID)
 	if err != nil || !now.NeedsAttention() || now.View().Attention.State != guestproto.AgentDone {
 		t.Fatalf("attention of a done agent = %+v, %v, want %s, and the need for attention", now.Status.Attention, err, guestproto.AgentDone)
 	}
-	if err := l.w.MarkVisited(t.Context(), now); err != nil {
+	if err := l.w.Sessions.MarkVisited(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
-	if now, err = l.w.Get(t.Context(), s.ID); err != nil || now.NeedsAttention() {
+	if now, err = l.w.Sessions.Get(t.Context(), s.ID); err != nil || now.NeedsAttention() {
 		t.Errorf("status of a done agent after a visit = %+v, %v, want no need for attention", now.Status, err)
 	}
-	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 100)
+	evs, err := l.w.Sessions.Store.Events(t.Context(), s.ID, 0, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestObservationsHoldNoSecret(t *testing.T) {
 	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
-	got, at, err := l.w.Observation(s)
+	got, at, err := Observation(l.w.Sessions.Config.Paths, s)
 	if err != nil || time.Since(at) > time.Hour {
 		t.Fatalf("Observation = %v ago, %v, want at most an hour ago", time.Since(at), err)
 	}
@@ -113,20 +113,20 @@ func TestObservationsHoldNoSecret(t *testing.T) {
 	if err := l.recordObservation(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
-	if got, _, err = l.w.Observation(s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
+	if got, _, err = Observation(l.w.Sessions.Config.Paths, s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
 		t.Errorf("screen with a secret on two lines = %q, %v, want [redacted]", got.Screen, err)
 	}
 }
 
 func TestObservationOfNothing(t *testing.T) {
 	l, s, _ := newLookout(t)
-	if _, _, err := l.w.Observation(s); fail.CodeOf(err) != fail.NotFound {
+	if _, _, err := Observation(l.w.Sessions.Config.Paths, s); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("Observation of a session never observed = %v, want %v", err, fail.NotFound)
 	}
-	if err := os.WriteFile(l.w.observationFile(s.ID), nil, 0o600); err != nil { // as after a power cut
+	if err := os.WriteFile(l.w.Sessions.Config.Paths.Observation(s.ID), nil, 0o600); err != nil { // as after a power cut
 		t.Fatal(err)
 	}
-	if _, _, err := l.w.Observation(s); err == nil {
+	if _, _, err := Observation(l.w.Sessions.Config.Paths, s); err == nil {
 		t.Error("Observation of an empty file = nil, want an error")
 	}
 }
@@ -135,7 +135,7 @@ func TestObservationOfNothing(t *testing.T) {
 func TestEventsOfAGuestInAll(t *testing.T) {
 	l, s, told := newLookout(t)
 	l.eventLimit = rate.NewLimiter(rate.Inf, 1)
-	_, err := l.w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
+	_, err := l.w.Sessions.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 		row.Status = fmt.Appendf(nil, `{"events": {"bytes": %d}}`, 64<<20-1000)
 		return store.Event{}, nil
 	})
@@ -154,7 +154,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	evs, err := l.w.Store.Events(t.Context(), s.ID, 0, 1000)
+	evs, err := l.w.Sessions.Store.Events(t.Context(), s.ID, 0, 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	if count[EventStep] != 2 { // its start and its end, which the host causes
 		t.Errorf("%s events stored = %d, want 2", EventStep, count[EventStep])
 	}
-	if now, err := l.w.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
+	if now, err := l.w.Sessions.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
 		t.Errorf("last attention = %+v, %v, %d reported, want question 49, 50", now.Status.Attention, err, len(*told))
 	}
 }

@@ -34,12 +34,12 @@ func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref,
 		names = append(names, r.Name)
 	}
 	slices.Sort(names)
-	w.audit(ctx, audit.SecretAccessed, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
+	w.Sessions.audit(ctx, audit.SecretAccessed, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
 }
 
 // auditVM records a change to the VM of s.
 func (w *Worker) auditVM(ctx context.Context, what audit.Type, s Session, err error) {
-	w.audit(ctx, what, s.Status.RequestedBy.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Status.From, "accel": s.Status.Accel}))
+	w.Sessions.audit(ctx, what, s.Status.RequestedBy.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Status.From, "accel": s.Status.Accel}))
 }
 
 // details returns the fields that identify the session, together with those in more.

@@ -25,14 +25,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
+// booter brings a session's VM up, whatever state it is in.
+type booter struct{ w *Worker }
+
 // start makes the session ready, whatever its phase is. Every step detects what is
 // already done, so start can be repeated after any interruption. While the VM
 // boots, the host fetches the repository and resolves the secrets.
-func (w *Worker) start(ctx context.Context, s *Session) error {
-	if err := w.mustBeWhole(ctx, *s); err != nil {
+func (b booter) start(ctx context.Context, s *Session) error {
+	if err := b.mustBeWhole(ctx, *s); err != nil {
 		return err
 	}
-	settings, err := w.settings(*s)
+	settings, err := Net{Sessions: b.w.Sessions}.settings(*s)
 	if err != nil {
 		return err
 	}
@@ -44,18 +47,18 @@ func (w *Worker) start(ctx context.Context, s *Session) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		var err error
-		conn, err = w.boot(gctx, s)
+		conn, err = b.boot(gctx, s)
 		return err
 	})
 	if was.Status.Base == nil {
 		g.Go(func() error {
-			return w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
-				m, err := w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
+			return b.w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+				m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
 				if err != nil {
 					return err
 				}
 				if m.Warning != "" {
-					w.warn(ctx, was.ID, "", "%s", m.Warning)
+					b.w.warn(ctx, was.ID, "", "%s", m.Warning)
 				}
 				source, err = m.Source(was.Spec.WithChanges).Resolve(ctx)
 				target = m.Target()
@@ -65,14 +68,14 @@ func (w *Worker) start(ctx context.Context, s *Session) error {
 	}
 	if len(settings.Secrets) > 0 {
 		g.Go(func() error {
-			return w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
+			return b.w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
 				refs, err := secretRefs(settings.Secrets)
 				if err != nil {
 					return err
 				}
-				secrets, err = secret.ResolveInChild(ctx, w.Self, refs)
-				w.redactValues(slices.Collect(maps.Values(secrets))...)
-				w.auditSecrets(ctx, was, refs, err)
+				secrets, err = secret.ResolveInChild(ctx, b.w.Sessions.Self, refs)
+				guestSetup{b.w}.redactValues(slices.Collect(maps.Values(secrets))...)
+				b.w.auditSecrets(ctx, was, refs, err)
 				return err
 			})
 		})
@@ -86,30 +89,30 @@ func (w *Worker) start(ctx context.Context, s *Session) error {
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
 	if s.Status.Base == nil {
-		if err := w.readProject(ctx, s, conn, source); err != nil {
+		if err := (guestSetup{b.w}).readProject(ctx, s, conn, source); err != nil {
 			return err
 		}
 	}
-	if err := w.configure(ctx, s, gst, source, target, secrets); err != nil {
+	if err := (guestSetup{b.w}).configure(ctx, s, gst, source, target, secrets); err != nil {
 		return err
 	}
 	last, lctx := errgroup.WithContext(ctx)
-	last.Go(func() error { return w.windows(lctx, s, gst) })
-	last.Go(func() error { return w.finishIdentity(lctx, *s, gst) })
+	last.Go(func() error { return guestSetup{b.w}.windows(lctx, s, gst) })
+	last.Go(func() error { return guestSetup{b.w}.finishIdentity(lctx, *s, gst) })
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 
 // mustBeWhole refuses to rebuild a session whose VM has gone missing: the work that
 // was in it would be lost without notice.
-func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
+func (b booter) mustBeWhole(ctx context.Context, s Session) error {
 	if !s.Status.WasReady {
 		return nil
 	}
-	_, err := w.Driver.Inspect(ctx, s.VM())
+	_, err := b.w.Driver.Inspect(ctx, s.VM())
 	if errors.Is(err, vm.ErrNotFound) {
 		return fail.New(fail.NotFound, "the VM of session %s is missing; it is not rebuilt, because that would hide the loss of the work in it", s.Name).
 			WithHint("agent-sessionizer destroy --force %s", s.Name)
@@ -118,25 +121,25 @@ func (w *Worker) mustBeWhole(ctx context.Context, s Session) error {
 }
 
 // boot creates and starts the VM and logs in.
-func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
-	accel, err := w.Driver.Accel(ctx)
+func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
+	accel, err := b.w.Driver.Accel(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if accel.Name == "tcg" {
-		w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
+		b.w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	prepared, again := w.Config.Prepare, false
+	prepared, again := b.w.Sessions.Config.Prepare, false
 	for {
 		if !s.Status.WasReady { // otherwise the VM exists and needs no image any more
-			if err := w.create(ctx, s, prepared); err != nil {
+			if err := b.create(ctx, s, prepared); err != nil {
 				return nil, err
 			}
 		}
-		if err := w.startGateway(ctx, *s); err != nil {
+		if err := b.w.startGateway(ctx, *s); err != nil {
 			return nil, err
 		}
-		err := w.startVM(ctx, s, accel)
+		err := b.startVM(ctx, s, accel)
 		if !errors.Is(err, vm.ErrNotWoken) {
 			if err != nil {
 				return nil, err
@@ -146,28 +149,28 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
-			w.warn(ctx, s.ID, "", "%v; resuming another saved VM", err)
+			b.w.warn(ctx, s.ID, "", "%v; resuming another saved VM", err)
 		} else {
-			w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
-			if err := w.Golden.Distrust(s.Status.Warm); err != nil {
+			b.w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
+			if err := b.w.Golden.Distrust(s.Status.Warm); err != nil {
 				return nil, err
 			}
 			prepared = config.PrepareGolden
 		}
 		again = true
-		if err := errors.Join(w.Driver.Delete(ctx, s.VM()), w.Gateway(*s).Stop(ctx)); err != nil {
+		if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
 			return nil, err
 		}
 	}
 	var conn *ssh.Client
-	err = w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
-		t, err := w.target(*s, "")
+	err = b.w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
+		t, err := Connections{Paths: b.w.Sessions.Config.Paths}.target(*s, "")
 		if err != nil {
 			return err
 		}
 		conn, err = ssh.DialBooted(ctx, t, func() error {
 			p("waiting for the guest's network")
-			if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Running {
+			if m, err := b.w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Running {
 				return fail.New(fail.Failure, "the VM stopped before it accepted a login")
 			}
 			return nil
@@ -178,90 +181,90 @@ func (w *Worker) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 }
 
 // startVM starts the VM and waits until it accepts logins.
-func (w *Worker) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
-	return w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
+func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
+	return b.w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not boot within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
 		defer cancel()
-		ep, err := w.Driver.Start(ctx, s.VM(), p)
+		ep, err := b.w.Driver.Start(ctx, s.VM(), p)
 		if err != nil {
 			if cause := context.Cause(ctx); errors.Is(err, context.DeadlineExceeded) && cause != nil {
 				return cause
 			}
 			return err
 		}
-		m, err := w.Driver.Inspect(ctx, s.VM())
+		m, err := b.w.Driver.Inspect(ctx, s.VM())
 		if err != nil {
 			return err
 		}
-		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
 }
 
 // create makes the VM's files from whatever makes it start fastest.
-func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare) error {
-	return w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
+func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare) error {
+	return b.w.step(ctx, s.ID, "create the VM", func(ctx context.Context, p vm.Progress) error {
 		// A standby VM that was taken before an interruption.
-		standby, err := golden.ReadStandby(w.standbyDir(s.ID))
+		standby, err := golden.ReadStandby(b.w.Sessions.Config.Paths.Standby(s.ID))
 		if err == nil {
-			return w.adoptStandby(ctx, s, standby)
+			return standbys{b.w}.adoptStandby(ctx, s, standby)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		// Keep an existing VM; the status records what it was made from.
-		if m, err := w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
+		if m, err := b.w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
 			return nil
 		}
 		if s.Status.VM != "" { // a standby VM that was lost
-			if err := w.Driver.Delete(ctx, s.Status.VM); err != nil {
+			if err := b.w.Driver.Delete(ctx, s.Status.VM); err != nil {
 				return err
 			}
 		}
-		authorized, err := w.key(s.ID)
+		authorized, err := b.key(s.ID)
 		if err != nil {
 			return err
 		}
-		release, err := w.Golden.Images.Use()
+		release, err := b.w.Golden.Images.Use()
 		if err != nil {
 			return err
 		}
 		defer release()
 		r := s.Spec.Resources
 		size := SizeOf(r)
-		start, err := w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
+		start, err := b.w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
 		if err != nil {
 			return err
 		}
 		if start.Standbys.Name != "" && s.Spec.Enforced { // every standby VM has a gateway
-			standby, ok, err := w.Golden.Pool.Take(ctx, start.Standbys, size, w.standbyDir(s.ID))
+			standby, ok, err := b.w.Golden.Pool.Take(ctx, start.Standbys, size, b.w.Sessions.Config.Paths.Standby(s.ID))
 			if err != nil {
 				return err
 			}
 			if ok {
-				return w.adoptStandby(ctx, s, standby)
+				return standbys{b.w}.adoptStandby(ctx, s, standby)
 			}
 		}
-		if err := w.freeStandbyMemory(ctx, r.Memory); err != nil {
+		if err := (standbys{b.w}).freeStandbyMemory(ctx, r.Memory); err != nil {
 			return err
 		}
 		provisioned, program := "", ""
 		if start.From != golden.FromGeneric { // both are already in the image
 			var err1, err2 error
-			provisioned, err1 = guestclient.ScriptsKey(w.Golden.Scripts)
+			provisioned, err1 = guestclient.ScriptsKey(b.w.Golden.Scripts)
 			program, err2 = guestclient.ProgramKey(Arch())
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
 		}
-		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 			f.From, f.VM, f.Warm, f.Provisioned, f.Program = start.From, "", start.Warm.Path, provisioned, program
 		})
 		if err != nil {
 			return err
 		}
-		return w.Driver.Create(ctx, vm.Spec{
+		return b.w.Driver.Create(ctx, vm.Spec{
 			Name: s.Name, CPUs: r.CPUs, Memory: int64(r.Memory), Disk: int64(r.Disk),
 			Image: start.Image, User: guestclient.User, AuthorizedKey: authorized, Boot: guestclient.BootScript(),
 			ExternalNet: s.Spec.Enforced,
@@ -270,8 +273,8 @@ func (w *Worker) create(ctx context.Context, s *Session, prepared config.Prepare
 }
 
 // key creates the session's own SSH key once and returns its public half.
-func (w *Worker) key(id string) (authorized string, err error) {
-	file := w.keyFile(id)
+func (b booter) key(id string) (authorized string, err error) {
+	file := Connections{Paths: b.w.Sessions.Config.Paths}.keyFile(id)
 	pub, err := os.ReadFile(file + ".pub")
 	if err == nil {
 		return string(pub), nil
@@ -291,35 +294,35 @@ func (w *Worker) key(id string) (authorized string, err error) {
 	return authorized, writeFile(file+".pub", []byte(authorized))
 }
 
-func (m *Manager) keyFile(id string) string {
-	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh_key")
+func (c Connections) keyFile(id string) string {
+	return filepath.Join(c.Paths.SessionDir(id), "ssh_key")
 }
 
 // Dial connects to a session's running VM: over its keeper's relay if that is
 // running, otherwise over a new connection.
-func (m *Manager) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, m.relaySocket(s.ID))
+func (c Connections) Dial(ctx context.Context, s Session) (*ssh.Client, error) {
+	return c.dial(ctx, s, c.relaySocket(s.ID))
 }
 
 // DialOwn logs in to a session's running VM. The connection depends on no other
 // process, and no other process waits for it.
-func (m *Manager) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
-	return m.dial(ctx, s, "")
+func (c Connections) DialOwn(ctx context.Context, s Session) (*ssh.Client, error) {
+	return c.dial(ctx, s, "")
 }
 
-func (m *Manager) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
-	t, err := m.target(s, relay)
+func (c Connections) dial(ctx context.Context, s Session, relay string) (*ssh.Client, error) {
+	t, err := c.target(s, relay)
 	if err != nil {
 		return nil, err
 	}
 	return ssh.Dial(ctx, t)
 }
 
-func (m *Manager) target(s Session, relay string) (ssh.Target, error) {
+func (c Connections) target(s Session, relay string) (ssh.Target, error) {
 	if s.Status.Endpoint.Addr == "" {
 		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
-	key, err := os.ReadFile(m.keyFile(s.ID))
+	key, err := os.ReadFile(c.keyFile(s.ID))
 	if err != nil {
 		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}

@@ -20,11 +20,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
+// guestSetup configures a guest that has booted.
+type guestSetup struct{ w *Worker }
+
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
-	tools, err := w.hasTools(s)
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+	tools, err := gs.hasTools(s)
 	if err != nil {
 		return err
 	}
@@ -32,11 +35,11 @@ func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Gues
 	provisioned := make(chan struct{})
 	one, other, third := *s, *s, *s
 	g.Go(func() error {
-		if err := w.installFirewall(gctx, &one, gst); err != nil {
+		if err := gs.installFirewall(gctx, &one, gst); err != nil {
 			return err
 		}
 		if !tools {
-			if err := w.provision(gctx, &one, gst); err != nil {
+			if err := gs.provision(gctx, &one, gst); err != nil {
 				return err
 			}
 		}
@@ -46,7 +49,7 @@ func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Gues
 				return err
 			}
 		}
-		return w.deliver(gctx, &one, gst, secrets)
+		return gs.deliver(gctx, &one, gst, secrets)
 	})
 	if s.Status.Base == nil {
 		g.Go(func() error {
@@ -57,7 +60,7 @@ func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Gues
 					return gctx.Err()
 				}
 			}
-			return w.clone(gctx, &other, gst, source, target)
+			return gs.clone(gctx, &other, gst, source, target)
 		})
 	}
 	g.Go(func() error { // after provisioning, so that home files replace provisioned ones
@@ -66,20 +69,20 @@ func (w *Worker) configure(ctx context.Context, s *Session, gst guestclient.Gues
 		case <-gctx.Done():
 			return gctx.Err()
 		}
-		return w.copyHomeFiles(gctx, third, gst)
+		return homeFiles{gs.w}.copyHomeFiles(gctx, third, gst)
 	})
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	*s, err = w.Get(ctx, s.ID)
+	*s, err = gs.w.Sessions.Get(ctx, s.ID)
 	return err
 }
 
 // installFirewall installs the guest program and the policy. From here on the guest reaches
 // what the policy allows; before, it reached nothing.
-func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.Guest) error {
-	return w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
-		p, err := w.Policy(*s)
+func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestclient.Guest) error {
+	return gs.w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
+		p, err := Net{Sessions: gs.w.Sessions}.Policy(*s)
 		if err != nil {
 			return err
 		}
@@ -87,7 +90,7 @@ func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.
 		// When the gateway was started, the repository's own file, which may narrow
 		// the policy, had not been read.
 		if s.Spec.Enforced {
-			if err := w.Gateway(*s).SetPolicy(ctx, p); err != nil {
+			if err := gs.w.Sessions.Gateway(*s).SetPolicy(ctx, p); err != nil {
 				return err
 			}
 		}
@@ -100,7 +103,7 @@ func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.
 			return err
 		}
 		if key != s.Status.Program {
-			if *s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
+			if *s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Program = key }); err != nil {
 				return err
 			}
 		}
@@ -115,7 +118,7 @@ func (w *Worker) installFirewall(ctx context.Context, s *Session, g guestclient.
 // readProject reads the repository's own settings file, which may only narrow the
 // policy. It reads the file of the commit that is checked out: the commit of src, or
 // that of a checkout which an earlier keeper finished.
-func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
+func (gs guestSetup) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
 	base, ok, err := repo.Started(ctx, g, checkout(*s))
 	if err != nil {
 		return err
@@ -138,7 +141,7 @@ func (w *Worker) readProject(ctx context.Context, s *Session, g repo.Guest, src 
 	if project == nil && s.Status.Project == nil {
 		return nil
 	}
-	*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
+	*s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Project = project })
 	return err
 }
 
@@ -152,112 +155,112 @@ func checkout(s Session) repo.Checkout {
 // others.
 func ownTools(s *Session) bool { return s.Status.Root == "" }
 
-func (w *Worker) windows(ctx context.Context, s *Session, g guestclient.Guest) error {
+func (gs guestSetup) windows(ctx context.Context, s *Session, g guestclient.Guest) error {
 	if !ownTools(s) {
 		return nil
 	}
-	return w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
+	return gs.w.step(ctx, s.ID, "open tmux windows", func(ctx context.Context, _ vm.Progress) error {
 		return g.Tmux(ctx, s.Status.Dir)
 	})
 }
 
 // finishIdentity waits until the guest shares nothing with the image or snapshot that its
 // VM was made from: it has its own seed disk, disk size and file-system journal.
-func (w *Worker) finishIdentity(ctx context.Context, s Session, g guestclient.Guest) error {
+func (gs guestSetup) finishIdentity(ctx context.Context, s Session, g guestclient.Guest) error {
 	if s.Status.From == golden.FromGeneric {
 		return nil
 	}
-	return w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
+	return gs.w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, ownTimeout, fail.New(fail.Timeout, "the guest did not set up its own disks and file-system journal within %v", ownTimeout))
 		defer cancel()
 		trouble, err := g.FinishIdentity(ctx)
 		if err == nil && trouble != "" {
-			w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
+			gs.w.warn(ctx, s.ID, "", "in the guest: %s", trouble)
 		}
 		return err
 	})
 }
 
 // hasTools reports whether this version's provision scripts have run in the guest.
-func (w *Worker) hasTools(s *Session) (bool, error) {
-	key, err := guestclient.ScriptsKey(w.Golden.Scripts)
+func (gs guestSetup) hasTools(s *Session) (bool, error) {
+	key, err := guestclient.ScriptsKey(gs.w.Golden.Scripts)
 	return !ownTools(s) || s.Status.Provisioned == key, err
 }
 
-func (w *Worker) provision(ctx context.Context, s *Session, g guestclient.Guest) error {
-	return w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
+func (gs guestSetup) provision(ctx context.Context, s *Session, g guestclient.Guest) error {
+	return gs.w.step(ctx, s.ID, "provision", func(ctx context.Context, p vm.Progress) error {
 		ctx, cancel := context.WithTimeout(ctx, provisionTimeout)
 		defer cancel()
-		provisioner := guestclient.Provisioner{Guest: g, Scripts: w.Golden.Scripts, Source: image.Distribution(s.Spec.Image), Report: p}
+		provisioner := guestclient.Provisioner{Guest: g, Scripts: gs.w.Golden.Scripts, Source: image.Distribution(s.Spec.Image), Report: p}
 		if err := provisioner.Provision(ctx); err != nil {
 			return err
 		}
-		key, err := guestclient.ScriptsKey(w.Golden.Scripts)
+		key, err := guestclient.ScriptsKey(gs.w.Golden.Scripts)
 		if err != nil {
 			return err
 		}
-		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
+		*s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Provisioned = key })
 		return err
 	})
 }
 
-func (w *Worker) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
-	return w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
+func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
+	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
 		base, err := repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {
 			return err
 		}
 		for _, warning := range base.Warnings {
-			w.warn(ctx, s.ID, "", "%s", warning)
+			gs.w.warn(ctx, s.ID, "", "%s", warning)
 		}
-		*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
+		*s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Dir, f.Base, f.Target = to.Dir, &base, target })
 		return err
 	})
 }
 
 // deliver creates the session's token and puts it and the secrets into the guest's
 // memory. The host keeps only the token's hash, so each start needs a new token.
-func (w *Worker) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets map[string]secret.Value) error {
-	return w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
+func (gs guestSetup) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets map[string]secret.Value) error {
+	return gs.w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
 		token := ids.Hex(32)
-		w.redactValues(secret.NewValue(token))
+		gs.redactValues(secret.NewValue(token))
 		sum := sha256.Sum256([]byte(token))
-		_, err := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+		_, err := gs.w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 			row.TokenSHA256 = hex.EncodeToString(sum[:])
 			return store.Event{}, nil
 		})
 		if err == nil {
-			*s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
+			*s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
 		}
 		if err != nil {
 			return err
 		}
-		w.delivered = true
+		gs.w.delivered = true
 		return g.SetSecrets(ctx, secrets, token)
 	})
 }
 
 // redactValues makes Redact remove values from everything that is reported from now on.
-func (w *Worker) redactValues(values ...secret.Value) {
-	if w.Redact != nil {
-		w.Redact.Add(values...)
+func (gs guestSetup) redactValues(values ...secret.Value) {
+	if gs.w.Redact != nil {
+		gs.w.Redact.Add(values...)
 	}
 }
 
 // redactSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
 // that Redact knows them.
-func (w *Worker) redactSecretsOf(ctx context.Context, g guestclient.Guest) error {
-	if w.delivered {
+func (gs guestSetup) redactSecretsOf(ctx context.Context, g guestclient.Guest) error {
+	if gs.w.delivered {
 		return nil
 	}
 	values, err := g.Secrets(ctx)
 	if err != nil {
 		return err
 	}
-	if w.Redact != nil {
-		w.Redact.SetGuest(values...)
+	if gs.w.Redact != nil {
+		gs.w.Redact.SetGuest(values...)
 	}
-	w.delivered = true
+	gs.w.delivered = true
 	return nil
 }

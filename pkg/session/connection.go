@@ -10,13 +10,17 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
+// Connections are SSH connections to sessions' guests.
+type Connections struct{ Paths config.Paths }
+
 // relaySocket returns the socket on which a ready session's keeper shares its
 // connection to the guest with other commands.
-func (m *Manager) relaySocket(id string) string {
-	return filepath.Join(m.Config.Paths.SessionDir(id), "ssh.sock")
+func (c Connections) relaySocket(id string) string {
+	return filepath.Join(c.Paths.SessionDir(id), "ssh.sock")
 }
 
 const (

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -26,11 +25,7 @@ const (
 // Gateway returns the session's gateway process; only sessions with Spec.Enforced
 // have one.
 func (m *Manager) Gateway(s Session) gateway.Process {
-	return gateway.Process{Dir: m.gatewayDir(s.ID), Self: m.Self}
-}
-
-func (m *Manager) gatewayDir(id string) string {
-	return filepath.Join(m.Config.Paths.SessionDir(id), "gateway")
+	return gateway.Process{Dir: m.Config.Paths.Gateway(s.ID), Self: m.Self}
 }
 
 // startGateway starts the gateway before the VM starts. A running VM whose gateway does not
@@ -45,11 +40,11 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 		if err != nil {
 			return err
 		}
-		pol, err := w.Policy(s)
+		pol, err := Net{Sessions: w.Sessions}.Policy(s)
 		if err != nil {
 			return err
 		}
-		g := w.Gateway(s)
+		g := w.Sessions.Gateway(s)
 		m, err := w.Driver.Inspect(ctx, s.VM())
 		if err != nil && !errors.Is(err, vm.ErrNotFound) {
 			return err
@@ -90,7 +85,7 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 	if c.answered.IsZero() {
 		c.answered = now
 	}
-	g := w.Gateway(s)
+	g := w.Sessions.Gateway(s)
 	down := func(what string) error {
 		return fail.New(fail.Failure, "%s: the VM has no network", what).WithHint("agent-sessionizer start %s", s.Name)
 	}

@@ -31,7 +31,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, c.driver)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, old)
+			s := put(t, w.Sessions, "aaaa11112222", "o/r", c.from, c.desired, old)
 			got, err := w.Next(t.Context(), s)
 			if err != nil || got.Phase != c.to || got.Status.Work != nil {
 				t.Fatalf("Next = phase %s, work %+v, %v, want %s, no work", got.Phase, got.Status.Work, err, c.to)
@@ -40,7 +40,7 @@ func TestAccountOfWorkIsOfTheLastCleanStop(t *testing.T) {
 	}
 	t.Run("reported at the stop", func(t *testing.T) {
 		w := newWorker(t, driver{})
-		s := put(t, w.Manager, "aaaa11112222", "o/r", Stopping, Stopped, Status{})
+		s := put(t, w.Sessions, "aaaa11112222", "o/r", Stopping, Stopped, Status{})
 		got, err := w.move(t.Context(), s, Stopped, &repo.WorkState{Dirty: 3}, nil)
 		if err != nil || got.Status.Work == nil || got.Status.Work.Dirty != 3 {
 			t.Fatalf("move to %s = work %+v, %v, want 3 changed files", Stopped, got.Status.Work, err)
@@ -104,11 +104,11 @@ func TestFailedWritesAreNeverSuccess(t *testing.T) {
 					stop:   func(context.Context) error { stopped = true; return nil },
 					remove: func(context.Context) error { removed = true; return nil },
 				})
-				s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, whole)
-				restore := failWrites(t, w.Manager, n)
+				s := put(t, w.Sessions, "aaaa11112222", "o/r", c.from, c.desired, whole)
+				restore := failWrites(t, w.Sessions, n)
 				_, err := w.Next(t.Context(), s)
 				restore()
-				now, gerr := w.Get(t.Context(), s.ID)
+				now, gerr := w.Sessions.Get(t.Context(), s.ID)
 				if gerr != nil {
 					t.Fatal(gerr)
 				}
@@ -149,10 +149,10 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 			w.Driver = *d
 		},
 		"a VM that was taken": func(t *testing.T, w *Worker, _ *driver, s Session) {
-			if err := os.MkdirAll(w.standbyDir(s.ID), 0o700); err != nil {
+			if err := os.MkdirAll(w.Sessions.Config.Paths.Standby(s.ID), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(w.standbyDir(s.ID)+"/standby.json", []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(w.Sessions.Config.Paths.Standby(s.ID)+"/standby.json", []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -160,12 +160,12 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := driver{}
 			w := newWorker(t, d)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Stopped, Gone, Status{})
+			s := put(t, w.Sessions, "aaaa11112222", "o/r", Stopped, Gone, Status{})
 			set(t, w, &d, s)
 			if _, err := w.Next(t.Context(), s); err == nil {
 				t.Fatal("Next when deleting the VM fails = nil, want an error")
 			}
-			now, err := w.Get(t.Context(), s.ID)
+			now, err := w.Sessions.Get(t.Context(), s.ID)
 			if err != nil || now.Phase != Destroying || now.ErrorCode == "" {
 				t.Fatalf("session = phase %s, error code %q, %v, want %s with an error code", now.Phase, now.ErrorCode, err, Destroying)
 			}
@@ -176,8 +176,8 @@ func TestDestroyReportsWhatIsLeft(t *testing.T) {
 // A session continues without its events, but not without its row.
 func TestEventsThatCannotBeWritten(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{})
-	if err := w.Store.Close(); err != nil {
+	s := put(t, w.Sessions, "aaaa11112222", "o/r", Ready, Ready, Status{})
+	if err := w.Sessions.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	ran := false
@@ -185,10 +185,47 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 		t.Errorf("step whose events cannot be written = %v, ran %t, want nil, true", err, ran)
 	}
 	w.warn(t.Context(), s.ID, "", "x")
-	if _, err := w.updateStatus(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
+	if _, err := w.Sessions.updateStatus(t.Context(), s.ID, store.Event{}, func(*Status) {}); err == nil {
 		t.Error("updateStatus without a store = nil, want an error")
 	}
 	if _, err := w.markBroken(t.Context(), s, errBoom); !errors.Is(err, errBoom) {
 		t.Errorf("markBroken without a store = %v, want %v among its causes", err, errBoom) // the cause must be reported too
+	}
+}
+
+// The settings can change while the keeper connects to the guest and reads its observations.
+// For the next start they are the new ones.
+func TestSettingsChangeWhileWatching(t *testing.T) {
+	inspected := make(chan struct{})
+	w := newWorker(t, driver{inspect: func(context.Context) (vm.Machine, error) {
+		select {
+		case inspected <- struct{}{}:
+		case <-t.Context().Done():
+		}
+		return vm.Machine{State: vm.Running}, nil
+	}})
+	s := put(t, w.Sessions, "aaaa11112222", "o/r", Ready, Ready, Status{WasReady: true, Base: &repo.Base{}, Endpoint: vm.Endpoint{Addr: "127.0.0.1:1"}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { _, err := w.Next(ctx, s); ended <- err }()
+	<-inspected
+	dir := w.Sessions.Config.Paths.Config
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/config.yaml", []byte("limits: {running: 7}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		<-inspected // after the settings were read again
+	}
+	cancel()
+	select {
+	case <-inspected:
+	case err := <-ended:
+		ended <- err
+	}
+	if err := <-ended; err != nil || w.Sessions.Config.Limits.Running != 7 {
+		t.Errorf("Next = %v, then limits.running = %d, want nil, 7", err, w.Sessions.Config.Limits.Running)
 	}
 }

@@ -20,8 +20,11 @@ func (m *Manager) Mirrors() *repo.Mirrors {
 	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Self: m.Self, Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
 }
 
-// Work asks the guest what work would be lost if the session were destroyed.
-func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
+// Work is the agents' work in sessions.
+type Work struct{ Sessions *Manager }
+
+// Unsaved asks the guest what work would be lost if the session were destroyed.
+func (w Work) Unsaved(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
 	known, err := repo.Known(ctx, s.Name, s.Status.Target)
 	if err != nil {
 		return repo.WorkState{}, err
@@ -31,13 +34,13 @@ func (m *Manager) Work(ctx context.Context, s Session, g repo.Guest) (repo.WorkS
 
 // Fetch copies the agent's commits to the repository's mirror on this host. It also
 // copies them to the local clone this time, unless clone is "".
-func (m *Manager) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
+func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
 	into, keep := s.Status.Target.With(clone)
 	res, err := repo.Fetch(ctx, g, s.Status.Dir, s.Name, into, *s.Status.Base, o)
 	if err != nil {
 		return res, err
 	}
-	_, err = m.updateStatus(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
+	_, err = w.Sessions.updateStatus(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
 	return res, err
 }
 
@@ -71,14 +74,14 @@ type SSHHost struct {
 }
 
 // SSHConfig returns the session's SSHHost and writes its file of known hosts.
-func (m *Manager) SSHConfig(s Session) (SSHHost, error) {
+func (c Connections) SSHConfig(s Session) (SSHHost, error) {
 	host, port, err := net.SplitHostPort(s.Status.Endpoint.Addr)
 	if err != nil {
 		return SSHHost{}, fail.New(fail.Conflict, "session %s has no running VM", s.Name).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	h := SSHHost{
-		Host: s.Name, Hostname: host, Port: port, User: s.Status.Endpoint.User, IdentityFile: m.keyFile(s.ID),
-		HostKey: s.Status.Endpoint.HostKey, KnownHostsFile: filepath.Join(m.Config.Paths.SessionDir(s.ID), "known_hosts"),
+		Host: s.Name, Hostname: host, Port: port, User: s.Status.Endpoint.User, IdentityFile: c.keyFile(s.ID),
+		HostKey: s.Status.Endpoint.HostKey, KnownHostsFile: filepath.Join(c.Paths.SessionDir(s.ID), "known_hosts"),
 	}
 	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
 }

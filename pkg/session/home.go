@@ -22,38 +22,41 @@ import (
 // homeTimeout limits each transfer of home directory files, in either direction.
 const homeTimeout = 2 * time.Minute
 
+// homeFiles brings files to the guest's home directory, and saves those of agents from it.
+type homeFiles struct{ w *Worker }
+
 // copyHomeFiles copies the user's files into the agent's home directory: first the
 // dotfiles, then the repository's saved home, in which the last session may have
 // changed dotfiles.
-func (w *Worker) copyHomeFiles(ctx context.Context, s Session, g guestclient.Guest) error {
+func (h homeFiles) copyHomeFiles(ctx context.Context, s Session, g guestclient.Guest) error {
 	if s.Spec.Restricted {
 		return nil
 	}
-	if w.Config.Dotfiles != "" {
-		if err := w.bringDotfiles(ctx, s, g); err != nil {
+	if h.w.Sessions.Config.Dotfiles != "" {
+		if err := h.bringDotfiles(ctx, s, g); err != nil {
 			return err
 		}
 	}
-	save, err := savePatterns(w.Config, s)
+	save, err := savePatterns(h.w.Sessions.Config, s)
 	if err != nil || len(save.Patterns) == 0 || s.Status.SavedHome && s.Status.WasReady {
 		return err
 	}
-	return w.restoreSavedHome(ctx, s, g, save)
+	return h.restoreSavedHome(ctx, s, g, save)
 }
 
 // bringDotfiles copies the dotfiles. Errors in the files on the host fail the start,
 // because the user can fix them. Errors in the guest are only reported.
-func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guestclient.Guest) error {
-	return w.step(ctx, s.ID, "copy dotfiles", func(ctx context.Context, _ vm.Progress) error {
-		dir, err := os.OpenRoot(w.Config.Dotfiles)
+func (h homeFiles) bringDotfiles(ctx context.Context, s Session, g guestclient.Guest) error {
+	return h.w.step(ctx, s.ID, "copy dotfiles", func(ctx context.Context, _ vm.Progress) error {
+		dir, err := os.OpenRoot(h.w.Sessions.Config.Dotfiles)
 		if err != nil {
-			return fail.New(fail.Usage, "%w", err).WithHint("mkdir %s", ssh.Quote(w.Config.Dotfiles))
+			return fail.New(fail.Usage, "%w", err).WithHint("mkdir %s", ssh.Quote(h.w.Sessions.Config.Dotfiles))
 		}
 		defer dir.Close()
 		var archive bytes.Buffer
 		left, err := homearchive.Dotfiles(&archive, dir, path.Base(s.Repo))
 		if err != nil {
-			return fail.New(fail.Usage, "read dotfiles in %s: %w", w.Config.Dotfiles, err).WithHint("ls -la %s", ssh.Quote(w.Config.Dotfiles))
+			return fail.New(fail.Usage, "read dotfiles in %s: %w", h.w.Sessions.Config.Dotfiles, err).WithHint("ls -la %s", ssh.Quote(h.w.Sessions.Config.Dotfiles))
 		}
 		const what = "dotfiles not copied"
 		if len(left) > 0 {
@@ -63,7 +66,7 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guestclient.Gue
 					hint = "agent-sessionizer config edit # configure credentials under secrets:"
 				}
 			}
-			w.warnLeftOut(ctx, s.ID, hint, what, texts)
+			h.warnLeftOut(ctx, s.ID, hint, what, texts)
 		}
 		limited, cancel := limit(ctx)
 		defer cancel()
@@ -71,7 +74,7 @@ func (w *Worker) bringDotfiles(ctx context.Context, s Session, g guestclient.Gue
 		if isGuestFault(ctx, err) {
 			notes, err = []string{err.Error()}, nil
 		}
-		w.warnLeftOut(ctx, s.ID, "", what, notes)
+		h.warnLeftOut(ctx, s.ID, "", what, notes)
 		return err
 	})
 }
@@ -87,9 +90,9 @@ func isGuestFault(ctx context.Context, err error) bool {
 }
 
 // warnLeftOut warns about files that were left out.
-func (w *Worker) warnLeftOut(ctx context.Context, id, hint, what string, notes []string) {
+func (h homeFiles) warnLeftOut(ctx context.Context, id, hint, what string, notes []string) {
 	if len(notes) > 0 {
-		w.warn(ctx, id, hint, "%s: %s", what, strings.Join(notes, "; "))
+		h.w.warn(ctx, id, hint, "%s: %s", what, strings.Join(notes, "; "))
 	}
 }
 
@@ -102,22 +105,22 @@ func savePatterns(c *config.Config, s Session) (guestclient.SavePatterns, error)
 // saveHomeNow calls savePatterns with the settings as they are now: they may have changed a
 // moment ago. If the settings file has an error, the earlier settings apply, as
 // everywhere.
-func (w *Worker) saveHomeNow(s Session) (guestclient.SavePatterns, error) {
-	if now, err := w.Config.Reload(); err == nil {
+func (h homeFiles) saveHomeNow(s Session) (guestclient.SavePatterns, error) {
+	if now, err := h.w.Sessions.Config.Reload(); err == nil {
 		return savePatterns(now, s)
 	}
-	return savePatterns(w.Config, s)
+	return savePatterns(h.w.Sessions.Config, s)
 }
 
 // restoreSavedHome restores the repository's saved home into a guest. It replaces existing
 // files only in a guest that no user has worked in yet. Until it has succeeded,
 // nothing of this session is saved: that would replace a saved home whose files this
 // session never had.
-func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
+func (h homeFiles) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
 	without := func(err error) {
-		w.warn(ctx, s.ID, "agent-sessionizer home rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
+		h.w.warn(ctx, s.ID, "agent-sessionizer home rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
 	}
-	f, archive, err := w.openSavedHome(s.RepoKey)
+	f, archive, err := SavedHomes{Paths: h.w.Sessions.Config.Paths}.open(s.RepoKey)
 	if err != nil {
 		without(err)
 		return nil
@@ -127,11 +130,11 @@ func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.
 		if st, err := f.Stat(); err == nil {
 			save.Max = max(save.Max, st.Size()) // a lowered limit applies only to later saves
 		}
-		err := w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
+		err := h.w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
 			defer cancel()
 			notes, err := g.RestoreHome(limited, save, archive, !s.Status.WasReady)
-			w.warnLeftOut(ctx, s.ID, "", "saved files not restored", notes)
+			h.warnLeftOut(ctx, s.ID, "", "saved files not restored", notes)
 			return err
 		})
 		if isGuestFault(ctx, err) {
@@ -142,57 +145,57 @@ func (w *Worker) restoreSavedHome(ctx context.Context, s Session, g guestclient.
 			return err
 		}
 	}
-	_, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SavedHome = true })
+	_, err = h.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SavedHome = true })
 	return err
 }
 
 // saveHome saves the home of s. A failure is only a warning: the user asked to stop
 // the session, and the last saved home stays.
-func (w *Worker) saveHome(ctx context.Context, s Session, g guestclient.Guest) {
+func (h homeFiles) saveHome(ctx context.Context, s Session, g guestclient.Guest) {
 	if s.Task != "" {
 		return // a repository's tasks run concurrently with each other and with its session
 	}
-	save, err := w.saveHomeNow(s)
+	save, err := h.saveHomeNow(s)
 	if err == nil && (len(save.Patterns) == 0 || !s.Status.WasReady) {
 		return
 	}
 	if err == nil {
-		err = w.trySaveHome(ctx, s, g, save)
+		err = h.trySaveHome(ctx, s, g, save)
 	}
 	if err != nil {
-		w.warn(ctx, s.ID, fail.HintOf(err), "continuing without saving the home; the last saved home is unchanged: %v", err)
+		h.w.warn(ctx, s.ID, fail.HintOf(err), "continuing without saving the home; the last saved home is unchanged: %v", err)
 	}
 }
 
-func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
+func (h homeFiles) trySaveHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
 	if !s.Status.SavedHome {
 		// The setting was turned on after the session started. What an earlier
 		// session saved must not be lost.
-		if err := w.restoreSavedHome(ctx, s, g, save); err != nil {
+		if err := h.restoreSavedHome(ctx, s, g, save); err != nil {
 			return err
 		}
 		var err error
-		if s, err = w.Get(ctx, s.ID); err != nil {
+		if s, err = h.w.Sessions.Get(ctx, s.ID); err != nil {
 			return err
 		}
 		if !s.Status.SavedHome {
 			return nil // restoreSavedHome has already warned
 		}
 	}
-	return w.step(ctx, s.ID, "save the home", func(ctx context.Context, _ vm.Progress) error {
+	return h.w.step(ctx, s.ID, "save the home", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if err := w.redactSecretsOf(limited, g); err != nil { // the transcripts may contain them
+		if err := (guestSetup{h.w}).redactSecretsOf(limited, g); err != nil { // the transcripts may contain them
 			return err
 		}
 		var notes []string
 		k := SavedHome{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
-		err := w.writeSavedHome(limited, k, save.Max, w.Redact, func(ctx context.Context, to io.Writer) (err error) {
+		err := SavedHomes{Paths: h.w.Sessions.Config.Paths}.write(limited, k, save.Max, h.w.Redact, func(ctx context.Context, to io.Writer) (err error) {
 			notes, err = g.SaveHome(ctx, save, to)
 			return err
 		})
 		if err == nil {
-			w.warnLeftOut(ctx, s.ID, "", "files not saved", notes)
+			h.warnLeftOut(ctx, s.ID, "", "files not saved", notes)
 		}
 		return err
 	})
@@ -200,21 +203,21 @@ func (w *Worker) trySaveHome(ctx context.Context, s Session, g guestclient.Guest
 
 // saveHomeBeforeDestroy saves the home of a session that is about to be destroyed, if its VM
 // runs.
-func (w *Worker) saveHomeBeforeDestroy(ctx context.Context, s Session) {
-	save, err := w.saveHomeNow(s)
+func (h homeFiles) saveHomeBeforeDestroy(ctx context.Context, s Session) {
+	save, err := h.saveHomeNow(s)
 	if err != nil || len(save.Patterns) == 0 || !s.Status.WasReady || s.Status.Endpoint.Addr == "" {
 		return
 	}
-	if m, err := w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
+	if m, err := h.w.Driver.Inspect(ctx, s.VM()); err != nil || m.State != vm.Running {
 		return
 	}
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := w.DialOwn(dial, s)
+	conn, err := Connections{Paths: h.w.Sessions.Config.Paths}.DialOwn(dial, s)
 	if err != nil {
-		w.warn(ctx, s.ID, "", "continuing without saving the home; the last saved home is unchanged: %v", err)
+		h.w.warn(ctx, s.ID, "", "continuing without saving the home; the last saved home is unchanged: %v", err)
 		return
 	}
 	defer conn.Close()
-	w.saveHome(ctx, s, s.Guest(conn))
+	h.saveHome(ctx, s, s.Guest(conn))
 }

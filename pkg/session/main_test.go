@@ -149,7 +149,7 @@ func newWorker(t *testing.T, d driver) *Worker {
 	t.Helper()
 	m := newManager(t)
 	return &Worker{
-		Manager: m, Driver: d,
+		Sessions: m, Driver: d,
 		Golden: &golden.Maker{VMs: golden.VMs{Driver: d}, Images: &image.Store{Dir: filepath.Join(m.Config.Paths.State, "images")}, Scripts: fstest.MapFS{}},
 		Log:    slog.New(slog.DiscardHandler), KillLocal: func(context.Context, Session) error { return nil },
 	}

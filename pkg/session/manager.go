@@ -57,7 +57,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	host, err := m.measureCapacity()
+	host, err := measureCapacity(m.Config)
 	if err != nil {
 		return Session{}, false, nil, err
 	}
@@ -101,7 +101,7 @@ func (m *Manager) Check(r Request) (notices []string, err error) {
 }
 
 func (m *Manager) spec(r Request) (Spec, []string, error) {
-	if err := m.CheckClone(r.Repo); err != nil {
+	if err := (Clones{Paths: m.Config.Paths}).Check(r.Repo); err != nil {
 		return Spec{}, nil, err
 	}
 	settings, err := m.Config.For(config.RepoKey(r.Repo.Key), r.Profile)
@@ -152,7 +152,7 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 	var host Host
 	if desired == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
-		if host, err = m.measureCapacity(); err != nil {
+		if host, err = measureCapacity(m.Config); err != nil {
 			return s, err
 		}
 		others, err := m.Store.Sessions(ctx, false)
@@ -222,15 +222,13 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, row := range rows {
-		errs = append(errs, m.tend(ctx, row))
+		errs = append(errs, m.Tend(ctx, row))
 	}
 	return errors.Join(errs...)
 }
 
 // Tend starts a keeper for one session, as Reconcile does for all.
-func (m *Manager) Tend(ctx context.Context, s Session) error { return m.tend(ctx, s.Session) }
-
-func (m *Manager) tend(ctx context.Context, row store.Session) error {
+func (m *Manager) Tend(ctx context.Context, row store.Session) error {
 	if AtRest(Phase(row.Phase), Phase(row.Desired)) {
 		return nil
 	}

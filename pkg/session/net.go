@@ -15,11 +15,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
+// Net is what sessions may reach.
+type Net struct{ Sessions *Manager }
+
 // settings reads the settings again at every start, so that a changed file takes
 // effect. What was fixed when the session was created, such as its resources, is not
 // among them.
-func (m *Manager) settings(s Session) (config.Settings, error) {
-	set, err := m.Config.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
+func (net Net) settings(s Session) (config.Settings, error) {
+	set, err := net.Sessions.Config.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
 	if err != nil {
 		return set, err
 	}
@@ -43,14 +46,14 @@ func withSecrets(settings, own map[string]string) map[string]string {
 }
 
 // Policy compiles the network policy of a session.
-func (m *Manager) Policy(s Session) (*policy.Policy, error) {
-	set, err := m.settings(s)
+func (net Net) Policy(s Session) (*policy.Policy, error) {
+	set, err := net.settings(s)
 	if err != nil {
 		return nil, err
 	}
 	own := s.Status.Net
 	own.HostServices = slices.Concat(s.Spec.HostServices, own.HostServices)
-	p, err := m.Config.Policy(set, own, s.Status.Project)
+	p, err := net.Sessions.Config.Policy(set, own, s.Status.Project)
 	if err != nil {
 		return nil, err
 	}
@@ -60,31 +63,31 @@ func (m *Manager) Policy(s Session) (*policy.Policy, error) {
 
 // Allow adds names, or @groups of them, to what the session may reach. If the session
 // runs, it takes effect immediately. It revokes what Deny recorded for these names.
-func (m *Manager) Allow(ctx context.Context, s Session, entries []string) (Session, error) {
-	rules, err := m.rules(entries, "net allow")
+func (net Net) Allow(ctx context.Context, s Session, entries []string) (Session, error) {
+	rules, err := net.rules(entries, "net allow")
 	if err != nil {
 		return s, err
 	}
-	return m.changeNet(ctx, s, NetChange{Allow: strings.Join(entries, " ")}, func(n *config.Additions) {
+	return net.changeNet(ctx, s, NetChange{Allow: strings.Join(entries, " ")}, func(n *config.Additions) {
 		n.Allow, n.Deny = addRules(n.Allow, rules), removeRules(n.Deny, rules)
 	})
 }
 
 // Deny removes names from what the session may reach, whatever allows them. If the
 // session runs, it takes effect immediately.
-func (m *Manager) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
-	rules, err := m.rules(entries, "net deny")
+func (net Net) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
+	rules, err := net.rules(entries, "net deny")
 	if err != nil {
 		return s, err
 	}
-	return m.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
+	return net.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
 		n.Allow, n.Deny = removeRules(n.Allow, rules), addRules(n.Deny, rules)
 	})
 }
 
 // OpenHostServices lets an existing session reach services of the host and its
 // network. If the session runs, it takes effect immediately.
-func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
+func (net Net) OpenHostServices(ctx context.Context, s Session, services []netip.AddrPort) (Session, error) {
 	var added []string
 	for _, service := range services {
 		if !slices.Contains(slices.Concat(s.Spec.HostServices, s.Status.Net.HostServices), service) {
@@ -94,7 +97,7 @@ func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []ne
 	if len(added) == 0 {
 		return s, nil
 	}
-	return m.changeNet(ctx, s, NetChange{HostServices: strings.Join(added, " ")}, func(n *config.Additions) {
+	return net.changeNet(ctx, s, NetChange{HostServices: strings.Join(added, " ")}, func(n *config.Additions) {
 		for _, service := range services {
 			if !slices.Contains(n.HostServices, service) {
 				n.HostServices = append(n.HostServices, service)
@@ -103,10 +106,10 @@ func (m *Manager) OpenHostServices(ctx context.Context, s Session, services []ne
 	})
 }
 
-func (m *Manager) rules(entries []string, source string) ([]policy.Rule, error) {
+func (net Net) rules(entries []string, source string) ([]policy.Rule, error) {
 	var rules []policy.Rule
 	for _, e := range entries {
-		found, err := m.Config.Groups().Expand(e, source)
+		found, err := net.Sessions.Config.Groups().Expand(e, source)
 		if err != nil {
 			return nil, fail.New(fail.Usage, "%w", err)
 		}
@@ -131,33 +134,33 @@ func removeRules(rules, less []policy.Rule) []policy.Rule {
 
 // changeNet changes the rules of this session only. The change is written before it
 // is in force, and in force before changeNet returns.
-func (m *Manager) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
+func (net Net) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
 	changed := s
 	f(&changed.Status.Net)
-	if _, err := m.Policy(changed); err != nil { // for example too many rules; nothing is stored
+	if _, err := net.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
-	s, err := m.updateStatus(ctx, s.ID, store.NewEvent(EventNet, change), func(status *Status) { f(&status.Net) })
+	s, err := net.Sessions.updateStatus(ctx, s.ID, store.NewEvent(EventNet, change), func(status *Status) { f(&status.Net) })
 	if err != nil || s.Phase != Ready {
 		return s, err
 	}
-	return s, m.ApplyPolicy(ctx, s)
+	return s, net.ApplyPolicy(ctx, s)
 }
 
 // ApplyPolicy brings a running session's policy up to date with the settings. It
 // updates the gateway first, whose policy is enforced, and then the guest's, which
 // must not be stricter.
-func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
-	p, err := m.Policy(s)
+func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
+	p, err := net.Policy(s)
 	if err != nil {
 		return err
 	}
 	if s.Spec.Enforced {
-		if err := m.Gateway(s).SetPolicy(ctx, p); err != nil {
+		if err := net.Sessions.Gateway(s).SetPolicy(ctx, p); err != nil {
 			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
 		}
 	}
-	conn, err := m.Dial(ctx, s)
+	conn, err := Connections{Paths: net.Sessions.Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -167,9 +170,9 @@ func (m *Manager) ApplyPolicy(ctx context.Context, s Session) error {
 }
 
 // DeniedSince counts what the gateway has denied since the given time, by target.
-func (m *Manager) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
+func (net Net) DeniedSince(ctx context.Context, s Session, since time.Time) ([]gateway.Denial, error) {
 	if !s.Spec.Enforced {
 		return nil, nil
 	}
-	return gateway.Denials(ctx, m.Gateway(s).Dir, since)
+	return gateway.Denials(ctx, net.Sessions.Gateway(s).Dir, since)
 }

@@ -6,21 +6,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
 
-func (m *Manager) observationFile(id string) string {
-	return filepath.Join(m.Config.Paths.SessionDir(id), "observation.json")
-}
-
 // Observation returns the keeper's last observation of the guest, and its time. It only reads
 // a file. It returns fail.NotFound when the keeper has never taken an observation.
-func (m *Manager) Observation(s Session) (guestproto.Observation, time.Time, error) {
-	f, err := os.Open(m.observationFile(s.ID))
+func Observation(p config.Paths, s Session) (guestproto.Observation, time.Time, error) {
+	f, err := os.Open(p.Observation(s.ID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return guestproto.Observation{}, time.Time{}, fail.New(fail.NotFound, "session %s has no observation yet", s.Name)
 	}

@@ -70,7 +70,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 	ready := func(w *Worker, s Session) (Session, error) { return w.advance(t.Context(), s, Ready, nil) }
 	do := func(w *Worker, s Session) (Session, error) { return w.Next(t.Context(), s) }
 	request := func(p Phase) func(*Worker, Session) (Session, error) {
-		return func(w *Worker, s Session) (Session, error) { return w.SetDesired(t.Context(), s, p) }
+		return func(w *Worker, s Session) (Session, error) { return w.Sessions.SetDesired(t.Context(), s, p) }
 	}
 	for i, c := range []struct {
 		from, desired Phase
@@ -106,25 +106,25 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d %s to %s", i, c.from, c.to), func(t *testing.T) {
 			w := newWorker(t, c.driver)
-			s := put(t, w.Manager, "aaaa11112222", "o/r", c.from, c.desired, c.status)
-			before := lastSeq(t, w.Store, s.ID)
+			s := put(t, w.Sessions, "aaaa11112222", "o/r", c.from, c.desired, c.status)
+			before := lastSeq(t, w.Sessions.Store, s.ID)
 			got, err := c.do(w, s)
 			if (err != nil) != (c.to == c.from) {
 				t.Fatalf("step from %s to %s = %v, want an error only without a transition", c.from, c.to, err)
 			}
-			if stored, err := w.Get(t.Context(), s.ID); err != nil || stored.Phase != c.to || c.to != c.from && got.Phase != c.to {
+			if stored, err := w.Sessions.Get(t.Context(), s.ID); err != nil || stored.Phase != c.to || c.to != c.from && got.Phase != c.to {
 				t.Fatalf("session = stored phase %s, returned %s (%s), %v, want %s", stored.Phase, got.Phase, stored.ErrorMessage, err, c.to)
 			} else if failed := c.to == Broken || c.to == c.from || c.from == Ready && c.to == Stopped && c.desired == Ready; (stored.ErrorCode != "") != failed {
 				t.Errorf("error of the row = %q (%s), want an error: %t", stored.ErrorCode, stored.ErrorMessage, failed)
 			}
-			for _, p := range changes(t, w.Manager, s.ID, before) {
+			for _, p := range changes(t, w.Sessions, s.ID, before) {
 				if !next.Allow(p.From, p.To) {
 					t.Errorf("transition from %s to %s, want one of the table", p.From, p.To)
 				}
 				seen[string(p.From+" "+p.To)] = true
 			}
 			if c.to == Gone {
-				if _, err := os.Stat(w.Config.Paths.SessionDir(s.ID)); !errors.Is(err, os.ErrNotExist) {
+				if _, err := os.Stat(w.Sessions.Config.Paths.SessionDir(s.ID)); !errors.Is(err, os.ErrNotExist) {
 					t.Errorf("session directory: %v, want it removed", err)
 				}
 			}
@@ -141,7 +141,7 @@ func TestEveryTransitionIsUsed(t *testing.T) {
 
 func TestNoWayThere(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Destroying, Ready, Status{})
+	s := put(t, w.Sessions, "aaaa11112222", "o/r", Destroying, Ready, Status{})
 	if got, err := w.Next(t.Context(), s); err == nil || got.Phase != Destroying {
 		t.Errorf("Next = phase %s, %v, want %s, an error", got.Phase, err, Destroying)
 	}
@@ -158,8 +158,8 @@ func TestNoWayThere(t *testing.T) {
 // A request to destroy a session holds even if its VM ends at the same time.
 func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 	w := newWorker(t, driver{})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{})
-	if _, err := w.SetDesired(t.Context(), s, Gone); err != nil {
+	s := put(t, w.Sessions, "aaaa11112222", "o/r", Ready, Ready, Status{})
+	if _, err := w.Sessions.SetDesired(t.Context(), s, Gone); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := w.markPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
@@ -169,8 +169,8 @@ func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 
 func TestDestroyRevokesTheTokenFirst(t *testing.T) {
 	w := newWorker(t, driver{remove: func(context.Context) error { return fail.New(fail.Host, "busy").WithHint("wait") }})
-	s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Gone, Status{})
-	if _, err := w.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
+	s := put(t, w.Sessions, "aaaa11112222", "o/r", Ready, Gone, Status{})
+	if _, err := w.Sessions.Store.Update(t.Context(), s.ID, func(row *store.Session) (store.Event, error) {
 		row.TokenSHA256 = "0123"
 		return store.Event{}, nil
 	}); err != nil {
@@ -179,7 +179,7 @@ func TestDestroyRevokesTheTokenFirst(t *testing.T) {
 	if _, err := w.Next(t.Context(), s); err == nil {
 		t.Fatal("Next when deleting the VM fails = nil, want an error")
 	}
-	got, err := w.Get(t.Context(), s.ID)
+	got, err := w.Sessions.Get(t.Context(), s.ID)
 	if err != nil || got.TokenSHA256 != "" || got.ErrorCode != "HOST" || got.ErrorHint != "wait" {
 		t.Fatalf("session = token %q, error code %q, hint %q, %v, want no token, HOST, wait", got.TokenSHA256, got.ErrorCode, got.ErrorHint, err)
 	}
@@ -193,12 +193,12 @@ func TestEndedVMHasNoEndpoint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{inspect: inspect})
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Ready, Ready, Status{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
+			s := put(t, w.Sessions, "aaaa11112222", "o/r", Ready, Ready, Status{WasReady: true, Dir: "/d", Endpoint: vm.Endpoint{Addr: "127.0.0.1:22"}})
 			got, err := w.Next(t.Context(), s)
 			if err != nil || got.Phase == Ready || got.Status.Endpoint.Addr != "" || got.Status.Dir != "/d" {
 				t.Fatalf("Next = phase %s, endpoint %q, dir %q, %v, want not %s, no endpoint, /d", got.Phase, got.Status.Endpoint.Addr, got.Status.Dir, err, Ready)
 			}
-			if _, err := w.SSHConfig(got); err == nil {
+			if _, err := (Connections{Paths: w.Sessions.Config.Paths}).SSHConfig(got); err == nil {
 				t.Error("SSHConfig of an ended VM = nil, want an error")
 			}
 		})

@@ -39,14 +39,17 @@ func (p PublishedPort) host(session string) string {
 	return fmt.Sprintf("%d.%s.localhost:%d", p.Guest, session, p.Host)
 }
 
+// Ports publishes ports of guests on this host.
+type Ports struct{ Sessions *Manager }
+
 // Publish requests guest ports on the host's loopback address. It returns once the
 // keeper listens on them or fails to.
-func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
+func (o Ports) Publish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
 	if s.Phase != Ready {
 		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	full := false
-	s, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+	s, err := o.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		for _, port := range ports {
 			i := slices.IndexFunc(f.Ports, func(p PublishedPort) bool { return p.Guest == port })
 			switch {
@@ -65,7 +68,7 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 	if full {
 		return s, fail.New(fail.Usage, "session %s already has %d published ports", s.Name, maxPorts).WithHint("agent-sessionizer ports %s", s.Name)
 	}
-	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) {
+	return o.await(ctx, s, func(p PublishedPort) (bool, error) {
 		if slices.Contains(ports, p.Guest) && p.Error != "" {
 			return false, fail.New(fail.Host, "publish port %d: %s", p.Guest, p.Error)
 		}
@@ -73,14 +76,14 @@ func (m *Manager) Publish(ctx context.Context, s Session, ports ...uint16) (Sess
 	})
 }
 
-// awaitPorts waits until done returns true for every port.
-func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(PublishedPort) (bool, error)) (Session, error) {
+// await waits until done returns true for every port.
+func (o Ports) await(ctx context.Context, s Session, done func(PublishedPort) (bool, error)) (Session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, fail.New(fail.Timeout, "the keeper of session %s did not update its ports", s.Name).
 		WithHint("agent-sessionizer logs %s", s.Name))
 	defer cancel()
 	for {
 		var err error
-		if s, err = m.Get(ctx, s.ID); err != nil {
+		if s, err = o.Sessions.Get(ctx, s.ID); err != nil {
 			return s, errors.Join(err, context.Cause(ctx))
 		}
 		all := true
@@ -104,10 +107,10 @@ func (m *Manager) awaitPorts(ctx context.Context, s Session, done func(Published
 
 // Unpublish withdraws ports. It returns once they and the connections over them are
 // closed.
-func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
+func (o Ports) Unpublish(ctx context.Context, s Session, ports ...uint16) (Session, error) {
 	of := func(p PublishedPort) bool { return slices.Contains(ports, p.Guest) }
 	watched := s.Phase == Ready
-	s, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+	s, err := o.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		if !watched {
 			f.Ports = slices.DeleteFunc(f.Ports, of)
 		}
@@ -118,7 +121,7 @@ func (m *Manager) Unpublish(ctx context.Context, s Session, ports ...uint16) (Se
 	if err != nil || !watched {
 		return s, err
 	}
-	return m.awaitPorts(ctx, s, func(p PublishedPort) (bool, error) { return !of(p), nil })
+	return o.await(ctx, s, func(p PublishedPort) (bool, error) { return !of(p), nil })
 }
 
 // publisher listens on the host's loopback address for the ports in the row. It

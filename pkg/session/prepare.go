@@ -30,38 +30,38 @@ const (
 // prepareNext starts the prepare command in the background. It does nothing when nothing is
 // missing, when another process is already making it, right after a failure, or when
 // the host lacks capacity. A session neither waits for the command nor fails with it.
-func (w *Worker) prepareNext(ctx context.Context, s Session) {
-	if why, err := w.startPrepare(ctx, s); err != nil {
-		w.Log.ErrorContext(ctx, "failed to start background preparation", "error", err)
+func (p standbys) prepareNext(ctx context.Context, s Session) {
+	if why, err := p.startPrepare(ctx, s); err != nil {
+		p.w.Log.ErrorContext(ctx, "failed to start background preparation", "error", err)
 	} else if why != "" {
-		w.Log.InfoContext(ctx, "background preparation skipped", "reason", why)
+		p.w.Log.InfoContext(ctx, "background preparation skipped", "reason", why)
 	}
 }
 
-func (w *Worker) startPrepare(ctx context.Context, s Session) (why string, err error) {
+func (p standbys) startPrepare(ctx context.Context, s Session) (why string, err error) {
 	r := s.Spec.Resources
-	best, err := w.Golden.Best(ctx, w.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
+	best, err := p.w.Golden.Best(ctx, p.w.Sessions.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
 	if err != nil || !best.MissingStandbys {
 		return "nothing is missing", err
 	}
 	name := image.Golden(s.Spec.Image)
-	underway, err := w.Golden.Images.Underway()
+	underway, err := p.w.Golden.Images.Underway()
 	if err != nil {
 		return "", err
 	}
 	if slices.ContainsFunc(underway, func(m image.Making) bool { return m.Name == name }) {
 		return "another process is preparing it", nil
 	}
-	if f, ok := w.Golden.Images.Failure(name); ok && time.Since(f.At) < retryIn(f) {
+	if f, ok := p.w.Golden.Images.Failure(name); ok && time.Since(f.At) < retryIn(f) {
 		return "the last attempt failed at " + f.At.Format(time.TimeOnly), nil
 	}
-	host, err := measureHost(w.Config.Paths.Data)
+	host, err := measureHost(p.w.Sessions.Config.Paths.Data)
 	if err != nil {
 		return "", err
 	}
-	need := prepareMemory + w.Config.Limits.MemoryReserve
+	need := prepareMemory + p.w.Sessions.Config.Limits.MemoryReserve
 	if best.Standbys.Name != "" { // a standby VM keeps its memory
-		need = r.Memory + w.Config.Limits.MemoryReserve
+		need = r.Memory + p.w.Sessions.Config.Limits.MemoryReserve
 		if onBattery(ctx) {
 			return "the host is on battery power", nil
 		}
@@ -69,10 +69,10 @@ func (w *Worker) startPrepare(ctx context.Context, s Session) (why string, err e
 	if host.FreeMemory < need {
 		return fmt.Sprintf("%v of memory free, %v needed", host.FreeMemory, need), nil
 	}
-	if host.FreeDisk < w.Config.Limits.DiskReserve {
+	if host.FreeDisk < p.w.Sessions.Config.Limits.DiskReserve {
 		return fmt.Sprintf("%v free on the disk", host.FreeDisk), nil
 	}
-	return "", w.spawnPrepare(ctx, s.Spec.Image, r)
+	return "", p.spawnPrepare(ctx, s.Spec.Image, r)
 }
 
 // retryIn returns how long to wait after a failure before trying again.
@@ -83,13 +83,13 @@ func retryIn(f image.Failure) time.Duration {
 	return prepareRetryIn
 }
 
-func (w *Worker) spawnPrepare(ctx context.Context, source string, r config.Resources) error {
-	log, err := os.OpenFile(filepath.Join(w.Config.Paths.State, prepareLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+func (p standbys) spawnPrepare(ctx context.Context, source string, r config.Resources) error {
+	log, err := os.OpenFile(filepath.Join(p.w.Sessions.Config.Paths.State, prepareLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	return w.Detach(ctx, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
+	return p.w.Sessions.Detach(ctx, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 }
 
 // onBattery reports whether the host is known to run on battery power.

@@ -53,11 +53,11 @@ func TestProjectFileOfTheCheckout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{})
-			s := put(t, w.Manager, "aaaa11112222", "o/r", Creating, Ready, Status{Project: c.before})
-			if err := w.readProject(t.Context(), &s, c.guest, c.src); err != nil {
+			s := put(t, w.Sessions, "aaaa11112222", "o/r", Creating, Ready, Status{Project: c.before})
+			if err := (guestSetup{w}).readProject(t.Context(), &s, c.guest, c.src); err != nil {
 				t.Fatal(err)
 			}
-			stored, err := w.Get(t.Context(), s.ID)
+			stored, err := w.Sessions.Get(t.Context(), s.ID)
 			if err != nil || (s.Status.Project != nil) != c.narrow || (stored.Status.Project != nil) != c.narrow {
 				t.Errorf("project file: returned %+v, stored %+v, %v, want one: %t", s.Status.Project, stored.Status.Project, err, c.narrow)
 			}

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -41,21 +42,24 @@ const (
 	maxSavedHomeHeader = 8 << 10 // maximum length of the line, in bytes
 )
 
-func (m *Manager) savedHomeFile(repoKey string) string {
+// SavedHomes are the saved homes of all repositories.
+type SavedHomes struct{ Paths config.Paths }
+
+func (h SavedHomes) file(repoKey string) string {
 	sum := sha256.Sum256([]byte(repoKey))
-	return filepath.Join(m.Config.Paths.SavedHomes(), hex.EncodeToString(sum[:16])+savedHomeSuffix)
+	return filepath.Join(h.Paths.SavedHomes(), hex.EncodeToString(sum[:16])+savedHomeSuffix)
 }
 
-// writeSavedHome replaces the saved home of k.RepoKey with what from writes, if that is
+// write replaces the saved home of k.RepoKey with what from writes, if that is
 // complete and at most this many bytes long. An empty archive removes the saved home.
 // The secrets of redact are overwritten without changing the length. Only the keeper
-// of the repository's one session calls writeSavedHome.
-func (m *Manager) writeSavedHome(ctx context.Context, k SavedHome, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
+// of the repository's one session calls write.
+func (h SavedHomes) write(ctx context.Context, k SavedHome, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
 	line, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	file := m.savedHomeFile(k.RepoKey)
+	file := h.file(k.RepoKey)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "create directory of saved homes: %w", err)
 	}
@@ -125,9 +129,9 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// openSavedHome opens a repository's saved home; it returns nil when none exists.
-func (m *Manager) openSavedHome(repoKey string) (*os.File, io.Reader, error) {
-	f, err := os.Open(m.savedHomeFile(repoKey))
+// open opens a repository's saved home; it returns nil when none exists.
+func (h SavedHomes) open(repoKey string) (*os.File, io.Reader, error) {
+	f, err := os.Open(h.file(repoKey))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -160,9 +164,9 @@ func readSavedHome(f *os.File) (SavedHome, io.Reader, error) {
 	return k, r, nil
 }
 
-// SavedHomes returns all saved homes, sorted by repository.
-func (m *Manager) SavedHomes() ([]SavedHome, error) {
-	files, err := filepath.Glob(filepath.Join(m.Config.Paths.SavedHomes(), "*"+savedHomeSuffix))
+// List returns all saved homes, sorted by repository.
+func (h SavedHomes) List() ([]SavedHome, error) {
+	files, err := filepath.Glob(filepath.Join(h.Paths.SavedHomes(), "*"+savedHomeSuffix))
 	if err != nil {
 		return nil, err
 	}
@@ -186,11 +190,11 @@ func (m *Manager) SavedHomes() ([]SavedHome, error) {
 	return all, nil
 }
 
-// RemoveSavedHome removes a repository's saved home and returns the repository's key. what
+// Remove removes a repository's saved home and returns the repository's key. what
 // is that key or the repository's short name. A live session saves its home again
 // when it stops.
-func (m *Manager) RemoveSavedHome(what string) (key string, err error) {
-	all, err := m.SavedHomes()
+func (h SavedHomes) Remove(what string) (key string, err error) {
+	all, err := h.List()
 	if err != nil {
 		return "", err
 	}
@@ -206,7 +210,7 @@ func (m *Manager) RemoveSavedHome(what string) (key string, err error) {
 		}
 		switch {
 		case len(found) == 1:
-			err := os.Remove(m.savedHomeFile(found[0].RepoKey))
+			err := os.Remove(h.file(found[0].RepoKey))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", fail.New(fail.Host, "remove saved home: %w", err)
 			}

@@ -48,7 +48,7 @@ func sends(b []byte) func(context.Context, io.Writer) error {
 // savedArchive returns the archive of a repository's saved home, or "" when none exists.
 func savedArchive(t *testing.T, m *Manager, key string) string {
 	t.Helper()
-	f, r, err := m.openSavedHome(key)
+	f, r, err := SavedHomes{Paths: m.Config.Paths}.open(key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func savedArchive(t *testing.T, m *Manager, key string) string {
 func TestSavedHome(t *testing.T) {
 	m := newManager(t)
 	a, b := SavedHome{RepoKey: "github.com/o/a", Repo: "o/a", Session: "agent-o-a-1", SavedAt: time.Unix(1, 0).UTC()}, SavedHome{RepoKey: "local:/o/a", Repo: "a"}
-	if all, err := m.SavedHomes(); err != nil || all == nil || len(all) != 0 {
+	if all, err := (SavedHomes{Paths: m.Config.Paths}).List(); err != nil || all == nil || len(all) != 0 {
 		t.Errorf("SavedHomes at first = %v, %v, want an empty list", all, err)
 	}
 	if got := savedArchive(t, m, a.RepoKey); got != "" {
@@ -74,14 +74,14 @@ func TestSavedHome(t *testing.T) {
 	}
 	for _, k := range []SavedHome{b, a, a} {
 		text := archive(t, "of "+k.RepoKey)
-		if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(text)); err != nil {
+		if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), k, 2000, nil, sends(text)); err != nil {
 			t.Fatal(err)
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(text) {
 			t.Errorf("saved home of %s = %q, want %q", k.RepoKey, got, text)
 		}
 	}
-	all, err := m.SavedHomes()
+	all, err := SavedHomes{Paths: m.Config.Paths}.List()
 	if err != nil || len(all) != 2 || all[1].RepoKey != b.RepoKey {
 		t.Fatalf("SavedHomes = %v, %v, want 2, the second of %s", all, err, b.RepoKey)
 	}
@@ -89,22 +89,22 @@ func TestSavedHome(t *testing.T) {
 	if all[0] != a {
 		t.Errorf("saved home = %+v, want %+v", all[0], a)
 	}
-	for _, dir := range []string{m.Config.Paths.SavedHomes(), m.savedHomeFile(a.RepoKey)} {
+	for _, dir := range []string{m.Config.Paths.SavedHomes(), SavedHomes{Paths: m.Config.Paths}.file(a.RepoKey)} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {
 			t.Errorf("mode of %s = %v, %v, want no access for others", dir, st, err)
 		}
 	}
 	// "a" is the short name of both; no repository has the key o/a.
 	for what, code := range map[string]fail.Code{"a": fail.Usage, "o/a": fail.NotFound, "nobody/nothing": fail.NotFound} {
-		if _, err := m.RemoveSavedHome(what); fail.CodeOf(err) != code {
-			t.Errorf("RemoveSavedHome(%q) = %v, want code %v", what, err, code)
+		if _, err := (SavedHomes{Paths: m.Config.Paths}).Remove(what); fail.CodeOf(err) != code {
+			t.Errorf("Remove(%q) = %v, want code %v", what, err, code)
 		}
 	}
-	if key, err := m.RemoveSavedHome(b.RepoKey); err != nil || key != b.RepoKey {
-		t.Errorf("RemoveSavedHome(%q) = %q, %v, want %q", b.RepoKey, key, err, b.RepoKey)
+	if key, err := (SavedHomes{Paths: m.Config.Paths}).Remove(b.RepoKey); err != nil || key != b.RepoKey {
+		t.Errorf("Remove(%q) = %q, %v, want %q", b.RepoKey, key, err, b.RepoKey)
 	}
-	if key, err := m.RemoveSavedHome("A"); err != nil || key != a.RepoKey {
-		t.Errorf("RemoveSavedHome(A) = %q, %v, want %q", key, err, a.RepoKey)
+	if key, err := (SavedHomes{Paths: m.Config.Paths}).Remove("A"); err != nil || key != a.RepoKey {
+		t.Errorf("Remove(A) = %q, %v, want %q", key, err, a.RepoKey)
 	}
 	if left, err := os.ReadDir(m.Config.Paths.SavedHomes()); err != nil || len(left) > 0 {
 		t.Errorf("directory of saved homes = %v, %v, want it empty", left, err)
@@ -114,14 +114,14 @@ func TestSavedHome(t *testing.T) {
 // The saved home of one repository is never used for another, whatever file it is in.
 func TestSavedHomeOfAnotherRepository(t *testing.T) {
 	m := newManager(t)
-	if err := m.writeSavedHome(t.Context(), SavedHome{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
+	if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), SavedHome{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(m.savedHomeFile("github.com/o/a"), m.savedHomeFile("github.com/o/b")); err != nil {
+	if err := os.Rename(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a"), SavedHomes{Paths: m.Config.Paths}.file("github.com/o/b")); err != nil {
 		t.Fatal(err)
 	}
-	if f, _, err := m.openSavedHome("github.com/o/b"); err == nil || f != nil {
-		t.Errorf("openSavedHome(github.com/o/b) with another repository's file = %v, want an error", err)
+	if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/b"); err == nil || f != nil {
+		t.Errorf("open(github.com/o/b) with another repository's file = %v, want an error", err)
 	}
 }
 
@@ -131,11 +131,11 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 	m := newManager(t)
 	k := SavedHome{RepoKey: "github.com/o/a"}
 	old := archive(t, "the old one")
-	if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(old)); err != nil {
+	if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), k, 2000, nil, sends(old)); err != nil {
 		t.Fatal(err)
 	}
 	// A killed keeper leaves this behind.
-	if err := os.WriteFile(m.savedHomeFile(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
+	if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	large := archive(t, strings.Repeat("x", 2001))
@@ -157,12 +157,12 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 			return context.Cause(ctx)
 		},
 	} {
-		err := m.writeSavedHome(t.Context(), k, 2000, nil, from)
+		err := SavedHomes{Paths: m.Config.Paths}.write(t.Context(), k, 2000, nil, from)
 		if err == nil {
-			t.Errorf("writeSavedHome with %s = nil, want an error", what)
+			t.Errorf("write with %s = nil, want an error", what)
 		}
 		if (what == "too much" || what == "without end") && !strings.Contains(err.Error(), "limits.saved_home") {
-			t.Errorf("writeSavedHome with %s = %v, want limits.saved_home", what, err)
+			t.Errorf("write with %s = %v, want limits.saved_home", what, err)
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
 			t.Errorf("saved home after %s = %q, want the old one", what, got)
@@ -172,7 +172,7 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 		}
 	}
 	// The old saved home stays in use while the new one is being written.
-	err := m.writeSavedHome(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
+	err := SavedHomes{Paths: m.Config.Paths}.write(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
 		if err := sends(archive(t, "new"))(ctx, w); err != nil {
 			return err
 		}
@@ -182,7 +182,7 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 		return nil
 	})
 	if err != nil || savedArchive(t, m, k.RepoKey) != string(archive(t, "new")) {
-		t.Errorf("writeSavedHome = %v, saved home %q, want nil, the new one", err, savedArchive(t, m, k.RepoKey))
+		t.Errorf("write = %v, saved home %q, want nil, the new one", err, savedArchive(t, m, k.RepoKey))
 	}
 }
 
@@ -200,10 +200,10 @@ func TestEmptyArchiveLeavesNoSavedHome(t *testing.T) {
 	}
 	k := SavedHome{RepoKey: "github.com/o/a"}
 	for _, sent := range [][]byte{empty.Bytes(), archive(t, "something"), empty.Bytes()} {
-		if err := m.writeSavedHome(t.Context(), k, 2000, nil, sends(sent)); err != nil {
+		if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), k, 2000, nil, sends(sent)); err != nil {
 			t.Fatal(err)
 		}
-		if all, err := m.SavedHomes(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
+		if all, err := (SavedHomes{Paths: m.Config.Paths}).List(); err != nil || (len(all) == 1) != (len(sent) > empty.Len()) {
 			t.Errorf("SavedHomes after %d bytes = %v, %v, want one: %t", len(sent), all, err, len(sent) > empty.Len())
 		}
 	}
@@ -214,7 +214,7 @@ func TestSavedHomeHasNoSecrets(t *testing.T) {
 	k := SavedHome{RepoKey: "github.com/o/a"}
 	const token = "tok-0123456789-\"quoted\""
 	sent := archive(t, "the token is "+token+", in JSON tok-0123456789-\\\"quoted\\\", and in hex 746f6b2d303132333435363738392d2271756f74656422")
-	if err := m.writeSavedHome(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
+	if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), k, 2000, secret.NewRedactor(secret.NewValue(token)), sends(sent)); err != nil {
 		t.Fatal(err)
 	}
 	got := savedArchive(t, m, k.RepoKey)
@@ -245,13 +245,13 @@ func TestDamagedSavedHome(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{"", "{}", "no JSON\n", strings.Repeat("x", 3*maxSavedHomeHeader) + "\n"} {
-		if err := os.WriteFile(m.savedHomeFile("github.com/o/a"), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if f, _, err := m.openSavedHome("github.com/o/a"); err == nil || f != nil {
-			t.Errorf("openSavedHome of %.20q = %v, want an error", text, err)
+		if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/a"); err == nil || f != nil {
+			t.Errorf("open of %.20q = %v, want an error", text, err)
 		}
-		if _, err := m.SavedHomes(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
+		if _, err := (SavedHomes{Paths: m.Config.Paths}).List(); !strings.HasPrefix(fail.HintOf(err), "rm ") {
 			t.Errorf("SavedHomes with %.20q = %v (hint %q), want a hint with rm", text, err, fail.HintOf(err))
 		}
 	}
@@ -260,11 +260,11 @@ func TestDamagedSavedHome(t *testing.T) {
 // A session requested by a client below admin gets none of the user's files.
 func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
 	w := newWorker(t, driver{})
-	w.Config.Dotfiles = "/nowhere"
-	if err := w.copyHomeFiles(t.Context(), Session{}, guestclient.Guest{}); err == nil {
+	w.Sessions.Config.Dotfiles = "/nowhere"
+	if err := (homeFiles{w}).copyHomeFiles(t.Context(), Session{}, guestclient.Guest{}); err == nil {
 		t.Error("copyHomeFiles of an unrestricted session = nil, want an error from looking for the dotfiles")
 	}
-	if err := w.copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guestclient.Guest{}); err != nil {
+	if err := (homeFiles{w}).copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guestclient.Guest{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,12 +33,12 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 		if errors.Is(err, vm.ErrNotFound) && !s.Status.WasReady {
 			err = nil // cancelled before the VM existed
 		}
-		return errors.Join(err, w.Gateway(s).Stop(ctx))
+		return errors.Join(err, w.Sessions.Gateway(s).Stop(ctx))
 	})
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
+	s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 	if err != nil {
 		return s, err
 	}
@@ -54,16 +54,16 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := w.DialOwn(ctx, s)
+	conn, err := Connections{Paths: w.Sessions.Config.Paths}.DialOwn(ctx, s)
 	if err != nil {
 		w.Log.WarnContext(ctx, "failed to prepare guest for shutdown", "error", err)
 		return nil, func(context.Context) error { return err }
 	}
 	g := s.Guest(conn)
 	var saving sync.WaitGroup
-	saving.Go(func() { w.saveHome(whole, s, g) })
+	saving.Go(func() { homeFiles{w}.saveHome(whole, s, g) })
 	if s.Status.Base != nil {
-		state, err := w.Work(ctx, s, conn)
+		state, err := Work{Sessions: w.Sessions}.Unsaved(ctx, s, conn)
 		if err != nil {
 			w.warn(ctx, s.ID, "", "unsaved work cannot be determined: %v", err)
 		} else {
@@ -91,19 +91,19 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 			return s, err
 		}
 	}
-	w.saveHomeBeforeDestroy(ctx, s)
+	homeFiles{w}.saveHomeBeforeDestroy(ctx, s)
 	err := w.step(ctx, s.ID, "remove VM, disks and keys", func(ctx context.Context, p vm.Progress) error {
 		return errors.Join(
 			w.KillLocal(ctx, s),
-			w.releaseStandby(ctx, s.ID),
+			standbys{w}.releaseStandby(ctx, s.ID),
 			w.Driver.Delete(ctx, s.VM()),
-			w.Gateway(s).Stop(ctx),
+			w.Sessions.Gateway(s).Stop(ctx),
 		)
 	})
 	w.auditVM(ctx, audit.VMDestroyed, s, err)
 	if err != nil {
 		code, hint := fail.CodeOf(err).String(), fail.HintOf(err)
-		_, serr := w.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+		_, serr := w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 			row.SetError(code, w.text(err.Error()), hint)
 			return store.Event{}, nil
 		})
@@ -111,10 +111,10 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	}
 	// The keeper's own log is in this directory, and still open. That is harmless:
 	// this removes the log's last name.
-	if err := os.RemoveAll(w.Config.Paths.SessionDir(s.ID)); err != nil {
+	if err := os.RemoveAll(w.Sessions.Config.Paths.SessionDir(s.ID)); err != nil {
 		return s, fmt.Errorf("remove session directory: %w", err)
 	}
-	if s, err = w.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} }); err != nil {
+	if s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} }); err != nil {
 		return s, err
 	}
 	return w.advance(ctx, s, Gone, func(row *store.Session) { row.SetError("", "", "") })

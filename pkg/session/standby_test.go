@@ -14,8 +14,8 @@ func TestAdoptGoesOn(t *testing.T) {
 	parts := []string{"gateway/policy.json", "ssh_key", "ssh_key.pub"}
 	for moved := range len(parts) + 1 {
 		w := newWorker(t, driver{})
-		s := put(t, w.Manager, "0a1b2c3d4e5f", "one", Creating, Ready, Status{})
-		dir := w.Config.Paths.SessionDir(s.ID)
+		s := put(t, w.Sessions, "0a1b2c3d4e5f", "one", Creating, Ready, Status{})
+		dir := w.Sessions.Config.Paths.SessionDir(s.ID)
 		write := func(path, text string) {
 			t.Helper()
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -41,11 +41,11 @@ func TestAdoptGoesOn(t *testing.T) {
 				write(filepath.Join(dir, "standby", part), "new "+part)
 			}
 		}
-		standby, err := golden.ReadStandby(w.standbyDir(s.ID))
+		standby, err := golden.ReadStandby(w.Sessions.Config.Paths.Standby(s.ID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.adoptStandby(t.Context(), &s, standby); err != nil {
+		if err := (standbys{w}).adoptStandby(t.Context(), &s, standby); err != nil {
 			t.Fatalf("adoptStandby with %d files moved = %v, want nil", moved, err)
 		}
 		if s.VM() != "standby-123456" || s.Status.From != golden.FromPool {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -49,14 +50,17 @@ func identify(ref repo.Ref) (clone, error) {
 	return clone{Path: ref.Path, Key: ref.Key, UID: st.Uid, Dev: uint64(st.Dev), Inode: st.Ino}, nil //nolint:unconvert // the field has other types on other systems
 }
 
-func (m *Manager) trustFile(ref repo.Ref) string {
+// Clones are the user's local clones, and which of them the user has confirmed.
+type Clones struct{ Paths config.Paths }
+
+func (c Clones) file(ref repo.Ref) string {
 	sum := sha256.Sum256([]byte(ref.Path + "\x00" + ref.Key))
-	return filepath.Join(m.Config.Paths.State, "trusted", hex.EncodeToString(sum[:16])+".json")
+	return filepath.Join(c.Paths.State, "trusted", hex.EncodeToString(sum[:16])+".json")
 }
 
-// CheckClone returns an error that wraps ErrUntrusted when a reference is a local
-// clone of a remote repository and was not confirmed with TrustClone.
-func (m *Manager) CheckClone(ref repo.Ref) error {
+// Check returns an error that wraps ErrUntrusted when a reference is a local
+// clone of a remote repository and was not confirmed with Trust.
+func (c Clones) Check(ref repo.Ref) error {
 	if !claims(ref) {
 		return nil
 	}
@@ -65,7 +69,7 @@ func (m *Manager) CheckClone(ref repo.Ref) error {
 		return err
 	}
 	var was clone
-	text, err := os.ReadFile(m.trustFile(ref))
+	text, err := os.ReadFile(c.file(ref))
 	if err == nil {
 		err = json.Unmarshal(text, &was)
 	}
@@ -76,9 +80,9 @@ func (m *Manager) CheckClone(ref repo.Ref) error {
 		WithHint("agent-sessionizer trust %s", ssh.Quote(ref.Path))
 }
 
-// TrustClone records that a person confirmed the remote of a local clone. It may be
+// Trust records that a person confirmed the remote of a local clone. It may be
 // repeated.
-func (m *Manager) TrustClone(ref repo.Ref) error {
+func (c Clones) Trust(ref repo.Ref) error {
 	if !claims(ref) {
 		return nil
 	}
@@ -90,7 +94,7 @@ func (m *Manager) TrustClone(ref repo.Ref) error {
 	if err != nil {
 		return err
 	}
-	file := m.trustFile(ref)
+	file := c.file(ref)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "record confirmed clone: %w", err)
 	}

@@ -37,32 +37,32 @@ func TestLocalCloneMustBeConfirmed(t *testing.T) {
 	refused("a bare one", ref("c.git", key))
 	for _, name := range []string{"a", "c.git"} {
 		for range 2 {
-			if err := m.TrustClone(ref(name, key)); err != nil {
+			if err := (Clones{Paths: m.Config.Paths}).Trust(ref(name, key)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := m.CheckClone(ref(name, key)); err != nil {
-			t.Errorf("CheckClone of the confirmed clone = %v, want nil", err)
+		if err := (Clones{Paths: m.Config.Paths}).Check(ref(name, key)); err != nil {
+			t.Errorf("Check of the confirmed clone = %v, want nil", err)
 		}
 	}
 	refused("another directory", ref("b", key))
 	refused("another repository", ref("a", "github.com/o/other"))
 	sh(t, dir, "mv a/.git old && cp -r old a/.git")
 	refused("another clone at its place", ref("a", key))
-	if err := os.WriteFile(m.trustFile(ref("a", key)), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(Clones{Paths: m.Config.Paths}.file(ref("a", key)), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	refused("a damaged record", ref("a", key))
-	if err := m.CheckClone(ref("missing", key)); err == nil || m.TrustClone(ref("missing", key)) == nil {
-		t.Errorf("CheckClone of a missing clone = %v, want an error, also from TrustClone", err)
+	if err := (Clones{Paths: m.Config.Paths}).Check(ref("missing", key)); err == nil || (Clones{Paths: m.Config.Paths}).Trust(ref("missing", key)) == nil {
+		t.Errorf("Check of a missing clone = %v, want an error, also from Trust", err)
 	}
 	// A reference that claims no remote needs no confirmation.
 	for _, r := range []repo.Ref{{Key: "local:" + dir + "/b", Path: dir + "/b"}, {Key: key, URL: "https://" + key}} {
-		if err := m.CheckClone(r); err != nil {
-			t.Errorf("CheckClone(%+v) = %v, want nil", r, err)
+		if err := (Clones{Paths: m.Config.Paths}).Check(r); err != nil {
+			t.Errorf("Check(%+v) = %v, want nil", r, err)
 		}
 	}
-	if err := m.TrustClone(ref("a", key)); err != nil {
+	if err := (Clones{Paths: m.Config.Paths}).Trust(ref("a", key)); err != nil {
 		t.Fatal(err)
 	}
 	if _, created, _, err := m.Open(t.Context(), Request{Repo: ref("a", key)}); err != nil || !created {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
@@ -25,11 +26,11 @@ import (
 // Worker does the work of a session's phases. One keeper uses one Worker, and holds
 // the session's lock meanwhile.
 type Worker struct {
-	*Manager
-	Driver  vm.Driver
-	Golden  *golden.Maker
-	Mirrors *repo.Mirrors
-	Log     *slog.Logger
+	Sessions *Manager
+	Driver   vm.Driver
+	Golden   *golden.Maker
+	Mirrors  *repo.Mirrors
+	Log      *slog.Logger
 
 	// Redact removes secrets from the session's row, its events and Log. The secrets
 	// that a start resolves are added to it. It may be nil.
@@ -57,8 +58,8 @@ const (
 
 // report returns what reports the work of the phases in events.
 func (w *Worker) report() lifecycle.Reporter {
-	return lifecycle.Reporter{Store: w.Store, Log: w.Log, Redact: w.Redact, AppendFromGuest: func(ctx context.Context, id string, ev store.Event) error {
-		_, err := w.appendFromGuest(ctx, id, ev, func(*Status) {})
+	return lifecycle.Reporter{Store: w.Sessions.Store, Log: w.Log, Redact: w.Redact, AppendFromGuest: func(ctx context.Context, id string, ev store.Event) error {
+		_, err := w.Sessions.appendFromGuest(ctx, id, ev, func(*Status) {})
 		return err
 	}}
 }
@@ -121,7 +122,7 @@ func (w *Worker) advance(ctx context.Context, s Session, to Phase, change func(*
 // at a clean stop.
 func (w *Worker) move(ctx context.Context, s Session, to Phase, work *repo.WorkState, also func(*store.Session)) (Session, error) {
 	var statusErr error
-	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Desired), func(row *store.Session) {
+	row, err := w.Sessions.Store.Advance(ctx, s.ID, string(s.Phase), string(to), phaseEvent(s.Phase, to, s.Desired), func(row *store.Session) {
 		if also != nil {
 			also(row)
 		}
@@ -143,7 +144,7 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 		hint = "agent-sessionizer open " + s.Name
 	}
 	msg := w.text(cause.Error())
-	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
+	row, err := w.Sessions.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
 		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Broken, Desired: s.Desired, Code: code, Reason: msg, Hint: hint}),
 		func(row *store.Session) { row.SetError(code, msg, hint) })
 	if err != nil {
@@ -168,7 +169,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	case s.Desired == Ready && s.Phase == Stopped:
 		return w.advance(keep, s, Starting, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Desired == Ready && (s.Phase == Creating || s.Phase == Starting):
-		err := w.start(ctx, &s)
+		err := booter{w}.start(ctx, &s)
 		switch {
 		case ctx.Err() != nil:
 			return s, nil //nolint:nilerr // cancelled; the desired phase says what is next
@@ -178,7 +179,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		if err != nil {
 			return w.markBroken(keep, s, err)
 		}
-		w.prepareNext(keep, s)
+		standbys{w}.prepareNext(keep, s)
 		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Desired == Ready && s.Phase == Stopping:
 		// Finish stopping, then start: a shutdown in progress cannot be undone.
@@ -194,13 +195,15 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	stamp := w.Config.Stamp()
-	conn := connection{log: w.Log, socket: w.relaySocket(s.ID), dial: func(ctx context.Context) (*ssh.Client, error) {
-		cur, err := w.Get(ctx, s.ID)
+	settings := w.Sessions.Config
+	defer func() { w.Sessions.Config = settings }() // not earlier: the goroutines below read it
+	stamp := settings.Stamp()
+	conn := connection{log: w.Log, socket: Connections{Paths: w.Sessions.Config.Paths}.relaySocket(s.ID), dial: func(ctx context.Context) (*ssh.Client, error) {
+		cur, err := w.Sessions.Get(ctx, s.ID)
 		if err != nil {
 			return nil, err
 		}
-		return w.DialOwn(ctx, cur)
+		return Connections{Paths: w.Sessions.Config.Paths}.DialOwn(ctx, cur)
 	}}
 	defer conn.start(ctx)()
 	var looking sync.WaitGroup
@@ -211,9 +214,9 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	defer ports.close()
 	var monitor gatewayMonitor
 	for {
-		if now := w.Config.Stamp(); now != stamp {
+		if now := settings.Stamp(); now != stamp {
 			stamp = now
-			w.reload(ctx, s.ID)
+			settings = w.reload(ctx, s.ID, settings)
 		}
 		m, err := w.Driver.Inspect(ctx, s.VM())
 		switch {
@@ -221,7 +224,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 			return s, nil
 		case errors.Is(err, vm.ErrNotFound):
 			// A separate variable, because watchGuest still reads s.
-			gone, err := w.updateStatus(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
+			gone, err := w.Sessions.updateStatus(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
 			if err != nil {
 				return s, err
 			}
@@ -250,7 +253,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 
 // publish makes the listeners match the row, and records their ports in it.
 func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
-	s, err := w.Get(ctx, id)
+	s, err := w.Sessions.Get(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -258,7 +261,7 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	if !news {
 		return nil
 	}
-	_, err = w.updateStatus(ctx, id, store.Event{}, func(f *Status) {
+	_, err = w.Sessions.updateStatus(ctx, id, store.Event{}, func(f *Status) {
 		for i, now := range f.Ports { // a user may have requested others meanwhile
 			if j := slices.IndexFunc(is, func(p PublishedPort) bool { return p.Guest == now.Guest }); j >= 0 {
 				is[j].Close = now.Close
@@ -272,20 +275,24 @@ func (w *Worker) publish(ctx context.Context, p *publisher, id string) error {
 	return err
 }
 
-// reload brings the running guest's policy up to date with the changed settings. A
-// file with an error changes nothing: the previous policy stays in force.
-func (w *Worker) reload(ctx context.Context, id string) {
-	cfg, err := w.Config.Reload()
+// reload brings the running guest's policy up to date with the changed settings, which it
+// returns. A file with an error changes nothing: the previous policy stays in force.
+func (w *Worker) reload(ctx context.Context, id string, previous *config.Config) *config.Config {
+	settings, err := previous.Reload()
 	if err == nil {
-		w.Config = cfg
+		sessions := *w.Sessions
+		sessions.Config = settings
 		var s Session
-		if s, err = w.Get(ctx, id); err == nil {
-			err = w.ApplyPolicy(ctx, s)
+		if s, err = sessions.Get(ctx, id); err == nil {
+			err = Net{Sessions: &sessions}.ApplyPolicy(ctx, s)
 		}
+	} else {
+		settings = previous
 	}
 	if err != nil && ctx.Err() == nil {
 		w.warn(ctx, id, fail.HintOf(err), "the changed settings were not applied: %v", err)
 	}
+	return settings
 }
 
 // markPoweredOff records that the guest powered off, or that its process was killed.
@@ -294,7 +301,7 @@ func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error)
 	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
 	hint := "agent-sessionizer open " + s.Name
 	var statusErr error
-	row, err := w.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
+	row, err := w.Sessions.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
 		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),
 		func(row *store.Session) {
 			if Phase(row.Desired) == Ready { // a desired phase of Gone stays

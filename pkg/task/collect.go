@@ -143,7 +143,7 @@ func (c *results) gather(ctx context.Context, t *Task, s session.Session, g gues
 	if err != nil {
 		return err
 	}
-	res, err := c.vm.sessions.Fetch(ctx, s, g.SSH, "", repo.FetchOptions{})
+	res, err := session.Work{Sessions: c.vm.sessions}.Fetch(ctx, s, g.SSH, "", repo.FetchOptions{})
 	if err != nil {
 		// The patch has the commits, too. If the agent broke the repository, the
 		// patch is all that can be collected.

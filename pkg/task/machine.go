@@ -126,7 +126,7 @@ func (m *machine) wakeSession(ctx context.Context, s session.Session, seen *time
 		return
 	}
 	*seen = time.Now()
-	if err := m.sessions.Tend(ctx, s); err != nil {
+	if err := m.sessions.Tend(ctx, s.Session); err != nil {
 		m.rec.Log.Warn("failed to start session keeper", "error", err)
 	}
 }
@@ -154,7 +154,7 @@ func (m *machine) withGuest(ctx context.Context, t Task, f func(context.Context,
 			return notReady(s)
 		}
 		m.wakeSession(ctx, s, &woken)
-		conn, err := m.sessions.Dial(ctx, s)
+		conn, err := session.Connections{Paths: m.sessions.Config.Paths}.Dial(ctx, s)
 		if err == nil {
 			err = f(ctx, s, s.Guest(conn))
 			// Decide by the connection, too: when it is lost, f may return any error.
