@@ -54,18 +54,22 @@ type subject struct {
 	over func(context.Context) (bool, error) // reports whether nothing more will happen
 }
 
-func (s *Server) taskSubject(ctx context.Context, id string) (subject, error) {
+// eventFeed offers the events and logs of tasks and sessions: as pages, as server-sent events
+// and over a WebSocket.
+type eventFeed struct{ s *Server }
+
+func (feed eventFeed) taskSubject(ctx context.Context, id string) (subject, error) {
 	over := func(ctx context.Context) (bool, error) {
-		t, err := s.engine.Task(ctx, id)
+		t, err := feed.s.engine.Task(ctx, id)
 		return t.Phase.Over() && task.AtRest(t.Phase), err
 	}
 	_, err := over(ctx)
 	return subject{id, over}, err
 }
 
-func (s *Server) sessionSubject(ctx context.Context, id string) (subject, error) {
+func (feed eventFeed) sessionSubject(ctx context.Context, id string) (subject, error) {
 	over := func(ctx context.Context) (bool, error) {
-		v, err := s.engine.Session(ctx, id)
+		v, err := feed.s.engine.Session(ctx, id)
 		return v.Phase == session.Gone, err
 	}
 	_, err := over(ctx)
@@ -75,12 +79,12 @@ func (s *Server) sessionSubject(ctx context.Context, id string) (subject, error)
 // start returns the sequence after which reading begins. It checks the anchor, so
 // that a bad one yields an error response instead of a stream that starts with a
 // problem.
-func (s *Server) start(ctx context.Context, of subject, text string) (int64, error) {
+func (feed eventFeed) start(ctx context.Context, of subject, text string) (int64, error) {
 	seq, newest, err := parseAnchor(of.id, text)
 	if err != nil {
 		return 0, err
 	}
-	oldest, last, err := s.store.EventRange(ctx, of.id)
+	oldest, last, err := feed.s.store.EventRange(ctx, of.id)
 	switch {
 	case err != nil:
 		return 0, err
@@ -89,7 +93,7 @@ func (s *Server) start(ctx context.Context, of subject, text string) (int64, err
 	case seq == store.Oldest:
 		return max(oldest-1, 0), nil
 	}
-	_, err = s.store.Events(ctx, of.id, seq, 1)
+	_, err = feed.s.store.Events(ctx, of.id, seq, 1)
 	return seq, err
 }
 
@@ -97,7 +101,7 @@ type (
 	bodyOutput struct{ Body func(huma.Context) }
 )
 
-func (s *Server) eventRoutes(api huma.API) {
+func (feed eventFeed) eventRoutes(api huma.API) {
 	const about = "Returns a page, or with `Accept: text/event-stream` a stream of server-sent events: first the past events, then new ones, without a gap. " +
 		"To continue after an event, use its `id`. An expired anchor is answered with 410, a foreign or future one with 400. " +
 		"A stream ends with an event `end`, or with an event `problem`, whose `last` is the last sequence that was sent; " +
@@ -106,12 +110,12 @@ func (s *Server) eventRoutes(api huma.API) {
 		route
 		of func(context.Context, string) (subject, error)
 	}{
-		{route{Spec: ops.Spec{ID: "getTaskEvents", Path: ops.TasksPath + "/{id}/events", Tag: "tasks", Summary: "List or stream the events of a task"}}, s.taskSubject},
-		{route{Spec: ops.Spec{ID: "getSessionEvents", Path: ops.SessionsPath + "/{id}/events", Tag: "sessions", Summary: "List or stream the events of a session"}}, s.sessionSubject},
+		{route{Spec: ops.Spec{ID: "getTaskEvents", Path: ops.TasksPath + "/{id}/events", Tag: "tasks", Summary: "List or stream the events of a task"}}, feed.taskSubject},
+		{route{Spec: ops.Spec{ID: "getSessionEvents", Path: ops.SessionsPath + "/{id}/events", Tag: "sessions", Summary: "List or stream the events of a session"}}, feed.sessionSubject},
 	} {
 		r.Method, r.Need, r.About, r.Errors = http.MethodGet, ops.Read, about, []int{204, 404, 410}
-		register(s, api, r.route, func(ctx context.Context, in *ops.EventQuery) (*bodyOutput, error) {
-			return s.events(ctx, in, r.of)
+		register(feed.s, api, r.route, func(ctx context.Context, in *ops.EventQuery) (*bodyOutput, error) {
+			return feed.events(ctx, in, r.of)
 		})
 		resp := api.OpenAPI().Paths[r.Path].Get.Responses["200"]
 		resp.Content = map[string]*huma.MediaType{
@@ -119,16 +123,16 @@ func (s *Server) eventRoutes(api huma.API) {
 			"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
 		}
 	}
-	register(s, api, route{Spec: ops.Spec{
+	register(feed.s, api, route{Spec: ops.Spec{
 		ID: "streamTask", Method: http.MethodGet, Path: "/ws/tasks/{id}/stream", Tag: "tasks", Need: ops.Read, Status: http.StatusSwitchingProtocols, Errors: []int{404, 405, 410, 416, 426},
 		Summary: "Stream the events and output of a task over WebSocket",
 		About: "Each message is one JSON object, a StreamMessage: first the past events, then new ones, without a gap. Output is sent as it is in the logs, in base64, " +
 			"with its offset. The last message is `end` or `problem`.",
-	}}, s.webSocket)
+	}}, feed.webSocket)
 	schemaOf[StreamMessage](api)
 }
 
-func (s *Server) events(ctx context.Context, in *ops.EventQuery, of func(context.Context, string) (subject, error)) (*bodyOutput, error) {
+func (feed eventFeed) events(ctx context.Context, in *ops.EventQuery, of func(context.Context, string) (subject, error)) (*bodyOutput, error) {
 	sub, err := of(ctx, in.ID)
 	if err != nil {
 		return nil, err
@@ -137,14 +141,14 @@ func (s *Server) events(ctx context.Context, in *ops.EventQuery, of func(context
 	if text == "" {
 		text = in.Last
 	}
-	after, err := s.start(ctx, sub, text)
+	after, err := feed.start(ctx, sub, text)
 	if err != nil {
 		return nil, err
 	}
 	if wantsStream(in.Accept) && requestOf(ctx).r.Method != http.MethodHead { // for HEAD the stream would never end
-		return s.serverSent(ctx, sub, after, text != "")
+		return feed.serverSent(ctx, sub, after, text != "")
 	}
-	evs, err := s.store.Events(ctx, sub.id, after, in.Limit)
+	evs, err := feed.s.store.Events(ctx, sub.id, after, in.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +157,7 @@ func (s *Server) events(ctx context.Context, in *ops.EventQuery, of func(context
 		page.Events = append(page.Events, ops.Event{ID: anchor(sub.id, ev.Seq), Event: ev})
 		page.Next = anchor(sub.id, ev.Seq)
 	}
-	if page.Oldest, page.Newest, err = s.store.EventRange(ctx, sub.id); err != nil {
+	if page.Oldest, page.Newest, err = feed.s.store.EventRange(ctx, sub.id); err != nil {
 		return nil, err
 	}
 	return &bodyOutput{func(ctx huma.Context) {
@@ -171,10 +175,10 @@ func wantsStream(accept string) bool {
 }
 
 // serverSent responds with a stream of server-sent events.
-func (s *Server) serverSent(ctx context.Context, sub subject, after int64, back bool) (*bodyOutput, error) {
+func (feed eventFeed) serverSent(ctx context.Context, sub subject, after int64, back bool) (*bodyOutput, error) {
 	if back {
 		// 204 is the only response that makes an EventSource stop reconnecting.
-		over, err := s.ended(ctx, sub, after)
+		over, err := feed.ended(ctx, sub, after)
 		if err != nil {
 			return nil, err
 		}
@@ -183,7 +187,7 @@ func (s *Server) serverSent(ctx context.Context, sub subject, after int64, back 
 		}
 	}
 	req := requestOf(ctx)
-	st, err := s.newStream(req, "sse", sub, after)
+	st, err := feed.newStream(req, "sse", sub, after)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ const (
 //	ID.json                     execRecord
 //	ID.stdout.log, ID.stderr.log
 type execs struct {
-	*Server
+	server *Server
 	self string // unique id of this server process
 
 	mu      sync.Mutex
@@ -74,7 +74,7 @@ type execs struct {
 }
 
 func newExecs(s *Server, self string) *execs {
-	return &execs{Server: s, self: self, running: map[string]context.CancelCauseFunc{}}
+	return &execs{server: s, self: self, running: map[string]context.CancelCauseFunc{}}
 }
 
 type execDir struct{ dir, id string }
@@ -84,7 +84,7 @@ func (d execDir) stdout() string            { return d.file(".stdout.log") }
 func (d execDir) stderr() string            { return d.file(".stderr.log") }
 
 func (x *execs) sessionDir(session string) string {
-	return filepath.Join(x.tasks.Sessions.Config.Paths.SessionDir(session), "exec")
+	return filepath.Join(x.server.tasks.Sessions.Config.Paths.SessionDir(session), "exec")
 }
 
 func (x *execs) dir(session, id string) execDir {
@@ -146,7 +146,7 @@ func execLine(r ops.ExecRequest, s session.Session) (line string, timeout time.D
 // Start starts a command, and returns once the request is recorded.
 func (x *execs) Start(ctx context.Context, c ops.Caller, s session.Session, r ops.ExecRequest, once *task.Once) (e ops.Exec, err error) {
 	if once != nil {
-		first, found, err := x.store.Request(ctx, c.Name, once.Key)
+		first, found, err := x.server.store.Request(ctx, c.Name, once.Key)
 		if err != nil {
 			return ops.Exec{}, err
 		}
@@ -163,7 +163,7 @@ func (x *execs) Start(ctx context.Context, c ops.Caller, s session.Session, r op
 	}
 	id := ids.New()
 	if once != nil {
-		first, err := x.store.Reserve(ctx, store.Request{Actor: c.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
+		first, err := x.server.store.Reserve(ctx, store.Request{Actor: c.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
 		if err != nil {
 			return ops.Exec{}, err
 		}
@@ -185,7 +185,7 @@ func (x *execs) Start(ctx context.Context, c ops.Caller, s session.Session, r op
 		x.remove(id)
 		return ops.Exec{}, err
 	}
-	if audited := x.tasks.Sessions.Audit; audited != nil {
+	if audited := x.server.tasks.Sessions.Audit; audited != nil {
 		audited(ctx, audit.Record{
 			Type: audit.ExecStarted, Actor: rec.Actor, Resource: "session:" + rec.Session, Outcome: audit.Success,
 			Details: map[string]any{"exec": rec.ID, "argv": rec.Argv, "command": rec.Command},
@@ -215,11 +215,11 @@ func (x *execs) add(id string, cancel context.CancelCauseFunc) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	select {
-	case <-x.closing:
+	case <-x.server.closing:
 		return fail.New(fail.Interrupted, "serve is shutting down").WithHint("try again")
 	default:
 	}
-	if len(x.running) >= x.limits.Execs {
+	if len(x.running) >= x.server.limits.Execs {
 		return problem(http.StatusTooManyRequests, codeTooMany, "wait for one of them, or cancel it", "%d commands are already running", len(x.running)).with("Retry-After", "5")
 	}
 	x.running[id] = cancel
@@ -278,10 +278,10 @@ func (x *execs) prepare(ctx context.Context, rec *execRecord) (stdout, stderr *o
 // announce appends an event to the session, and records its position as LastEvent.
 func (x *execs) announce(ctx context.Context, rec *execRecord) error {
 	ev := store.NewEvent(EventExec, ExecChange{Exec: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Actor: rec.Actor, TraceID: rec.TraceID})
-	if err := x.store.Append(ctx, rec.Session, ev); err != nil {
+	if err := x.server.store.Append(ctx, rec.Session, ev); err != nil {
 		return err
 	}
-	_, newest, err := x.store.EventRange(ctx, rec.Session)
+	_, newest, err := x.server.store.EventRange(ctx, rec.Session)
 	rec.LastEvent = anchor(rec.Session, newest)
 	return err
 }
@@ -298,8 +298,8 @@ func (x *execs) write(rec execRecord) error {
 func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line string, timeout time.Duration, stdout, stderr *os.File) {
 	defer x.remove(rec.ID)
 	logs := [2]logWriter{{File: stdout}, {File: stderr}}
-	out := pipe.Writer{W: &logs[0], Left: x.limits.ExecBytes, Cut: true}
-	errOut := pipe.Writer{W: &logs[1], Left: x.limits.ExecBytes, Cut: true}
+	out := pipe.Writer{W: &logs[0], Left: x.server.limits.ExecBytes, Cut: true}
+	errOut := pipe.Writer{W: &logs[1], Left: x.server.limits.ExecBytes, Cut: true}
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	err := x.inGuest(limited, s, line, &out, &errOut)
 	cause := context.Cause(limited)
@@ -332,16 +332,16 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	keep, cancelKeep := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancelKeep()
 	if err := errors.Join(x.announce(keep, &rec), x.write(rec)); err != nil {
-		x.log.ErrorContext(ctx, "failed to record end of command", "session", rec.Session, "exec", rec.ID, "error", err)
+		x.server.log.ErrorContext(ctx, "failed to record end of command", "session", rec.Session, "exec", rec.ID, "error", err)
 	}
-	x.metrics.command(rec.Exec)
-	x.log.InfoContext(ctx, "command ended", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
+	x.server.metrics.command(rec.Exec)
+	x.server.log.InfoContext(ctx, "command ended", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
 }
 
 // inGuest runs a command line. It masks the guest's secrets in the output, as in
 // the logs of tasks, because clients with the scope read can see it.
 func (x *execs) inGuest(ctx context.Context, s session.Session, line string, stdout, stderr io.Writer) error {
-	conn, err := session.Connections{Paths: x.tasks.Sessions.Config.Paths}.Dial(ctx, s)
+	conn, err := session.Connections{Paths: x.server.tasks.Sessions.Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -480,7 +480,7 @@ func (x *execs) prune(session string) {
 	slices.Reverse(ended)
 	for _, e := range ended[:min(len(ended), len(all)-maxExecs+1)] {
 		if err := os.RemoveAll(x.dir(session, e.ID).dir); err != nil {
-			x.log.Warn("failed to remove old command", "session", session, "exec", e.ID, "error", err)
+			x.server.log.Warn("failed to remove old command", "session", session, "exec", e.ID, "error", err)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func (s *Server) fileRoutes(api huma.API) {
 		Summary: "Get the agent's output",
 		About:   "The output byte for byte, with secrets masked. `X-Log-Size` is its current size: the offset from which to continue.",
 	}, ranges: true, content: "text/plain"}, func(ctx context.Context, in *taskLogsInput) (*bodyOutput, error) {
-		sub, err := s.taskSubject(ctx, in.ID)
+		sub, err := eventFeed{s}.taskSubject(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -54,7 +54,7 @@ func (s *Server) fileRoutes(api huma.API) {
 			return nil, err
 		}
 		dir := s.tasks.Dir(in.ID)
-		return s.logs(ctx, sub, in.LogQuery, dir.Stdout(), dir.Stderr())
+		return eventFeed{s}.logs(ctx, sub, in.LogQuery, dir.Stdout(), dir.Stderr())
 	})
 	serve(s, api, ops.ListArtifacts)
 	register(s, api, route{Spec: ops.Spec{
@@ -149,7 +149,7 @@ func sizeFrom(path string, offset int64) (int64, error) {
 }
 
 // logs responds with one of a subject's two logs.
-func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, stderr string) (*bodyOutput, error) {
+func (feed eventFeed) logs(ctx context.Context, sub subject, in LogQuery, stdout, stderr string) (*bodyOutput, error) {
 	req := requestOf(ctx)
 	name := stdout
 	if in.Stream == "stderr" {
@@ -164,7 +164,7 @@ func (s *Server) logs(ctx context.Context, sub subject, in LogQuery, stdout, std
 		if req.r.Header.Get("Range") != "" || req.r.Method == http.MethodHead {
 			return nil, fail.New(fail.Usage, "follow cannot be combined with Range or HEAD").WithHint("use offset, or leave follow out")
 		}
-		st, err := s.newStream(req, "log", sub, 0)
+		st, err := feed.newStream(req, "log", sub, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -207,7 +207,7 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 	broken := false
 	go func() {
 		defer close(watched)
-		tick := time.NewTicker(min(time.Second, st.limits.Beat))
+		tick := time.NewTicker(min(time.Second, st.server.limits.Beat))
 		defer tick.Stop()
 		for {
 			done, err := st.of.over(ctx)
@@ -215,14 +215,14 @@ func (st *stream) followLog(ctx context.Context, w *response, name string, offse
 				close(over)
 				return
 			}
-			if err != nil || !st.stillAllowed(st.who, ops.Read) {
+			if err != nil || !st.server.stillAllowed(st.who, ops.Read) {
 				broken = true
 				cancel()
 				return
 			}
 			select {
 			case <-tick.C:
-			case <-st.closing:
+			case <-st.server.closing:
 				broken = true
 				cancel()
 				return

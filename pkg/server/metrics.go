@@ -27,7 +27,7 @@ import (
 // scrape, so that a restarted serve reports the same values. Counters of observed
 // events start with this server.
 type metrics struct {
-	*Server
+	server *Server
 	registry *prometheus.Registry
 	handler  http.Handler
 
@@ -64,7 +64,7 @@ func newMetrics(s *Server, agentic bool) (*metrics, error) {
 	runs := []float64{10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400}
 	boots := []float64{.5, 1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600}
 	m := &metrics{
-		Server: s, registry: prometheus.NewRegistry(),
+		server: s, registry: prometheus.NewRegistry(),
 		requests:       counter("http_requests_total", "Answered requests.", "method", "route", "status"),
 		requestSeconds: histogram("http_request_duration_seconds", "Time from a request's header to the end of its response; streams take long.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30}, "route"),
 		wrong:          counter("login_failures_total", "Requests without a valid token.").WithLabelValues(),
@@ -161,7 +161,7 @@ func (m *metrics) observe(ctx context.Context) {
 			err = m.askGateways(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			m.log.Warn("failed to watch tasks for metrics", "error", err)
+			m.server.log.Warn("failed to watch tasks for metrics", "error", err)
 		}
 		select {
 		case <-tick.C:
@@ -173,7 +173,7 @@ func (m *metrics) observe(ctx context.Context) {
 
 // loadUnended records the tasks that have not ended.
 func (m *metrics) loadUnended(ctx context.Context) error {
-	newest, err := m.store.Tasks(ctx, store.TaskFilter{Limit: 1})
+	newest, err := m.server.store.Tasks(ctx, store.TaskFilter{Limit: 1})
 	if err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (m *metrics) unended(ctx context.Context) (map[string]struct{}, error) {
 
 func (m *metrics) pages(ctx context.Context, f store.TaskFilter, each func(store.Task)) error {
 	for f.Limit = page; ; {
-		rows, err := m.store.Tasks(ctx, f)
+		rows, err := m.server.store.Tasks(ctx, f)
 		if err != nil {
 			return err
 		}
@@ -239,7 +239,7 @@ func (m *metrics) countEnded(ctx context.Context) error {
 		if _, ok := left[id]; ok {
 			continue
 		}
-		t, err := m.tasks.Get(ctx, id)
+		t, err := m.server.tasks.Get(ctx, id)
 		if err != nil && fail.CodeOf(err) != fail.NotFound {
 			return err
 		}
@@ -262,7 +262,7 @@ func (m *metrics) count(ctx context.Context, t task.Task) error {
 		m.taskSeconds.WithLabelValues(string(t.Phase)).Observe(t.Status.Ended.Sub(t.Status.Started).Seconds())
 	}
 	// The first events are about the VM; the agent's events follow.
-	evs, err := m.store.Events(ctx, t.ID, store.Oldest, 1000)
+	evs, err := m.server.store.Events(ctx, t.ID, store.Oldest, 1000)
 	if err != nil {
 		return err
 	}
@@ -285,7 +285,7 @@ func (m *metrics) count(ctx context.Context, t task.Task) error {
 // askGateways adds the decisions made since the last call. A restarted gateway
 // counts from zero again.
 func (m *metrics) askGateways(ctx context.Context) error {
-	all, err := m.tasks.Sessions.List(ctx)
+	all, err := m.server.tasks.Sessions.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -298,7 +298,7 @@ func (m *metrics) askGateways(ctx context.Context) error {
 			continue
 		}
 		asking.Go(func() error {
-			st, err := m.tasks.Sessions.Gateway(s).Status(ctx)
+			st, err := m.server.tasks.Sessions.Gateway(s).Status(ctx)
 			if err == nil { // its keeper handles a gateway that does not answer
 				mu.Lock()
 				now[s.ID] = st
@@ -349,10 +349,10 @@ func (c stored) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	counts, err1 := c.store.TaskCounts(ctx)
-	sessions, err2 := c.store.Sessions(ctx, false)
+	counts, err1 := c.server.store.TaskCounts(ctx)
+	sessions, err2 := c.server.store.Sessions(ctx, false)
 	if err := errors.Join(err1, err2); err != nil {
-		c.log.Warn("failed to read the store for the metrics", "error", err)
+		c.server.log.Warn("failed to read the store for the metrics", "error", err)
 		gauge(storeUp, 0)
 		return
 	}

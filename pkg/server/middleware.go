@@ -24,7 +24,7 @@ import (
 // requests, bounds the size of requests and the duration of writes, and turns every
 // error into a Problem.
 type middleware struct {
-	*Server
+	server *Server
 	endpoint
 }
 
@@ -54,12 +54,12 @@ const healthPath = "/api/health"
 func (g *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	id := traceid.FromHeader(r.Header.Get)
-	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.limits.Write, trace: id}, trace: id}
+	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.server.limits.Write, trace: id}, trace: id}
 	req.r = r.WithContext(traceid.With(context.WithValue(r.Context(), requestKey{}, req), id))
 	defer func() {
 		err := recover()
 		if err != nil && err != http.ErrAbortHandler { //nolint:errorlint // net/http's own value, by identity
-			g.log.ErrorContext(req.r.Context(), "handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
+			g.server.log.ErrorContext(req.r.Context(), "handler panicked", "panic", fmt.Sprint(err), "stack", string(debug.Stack()))
 			req.w.fail(problem(http.StatusInternalServerError, codeInternal, "see the log of serve, under the trace_id", "internal error of serve"))
 		}
 		g.logRequest(req, time.Since(began))
@@ -75,7 +75,7 @@ func (g *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	g.mux.ServeHTTP(req.w, req.r)
+	g.server.mux.ServeHTTP(req.w, req.r)
 }
 
 // admit checks a request before it reaches a handler.
@@ -154,7 +154,7 @@ func (g *middleware) origin(req *request) *Problem {
 // login authenticates the client.
 func (g *middleware) login(req *request) *Problem {
 	if g.own {
-		req.who = principal{Caller: ops.Caller{Name: g.user, Scope: ops.Admin}}
+		req.who = principal{Caller: ops.Caller{Name: g.server.user, Scope: ops.Admin}}
 		return nil
 	}
 	if req.r.URL.Path == healthPath {
@@ -170,13 +170,13 @@ func (g *middleware) login(req *request) *Problem {
 		// A valid token is accepted after any number of wrong ones. On a loopback
 		// address all users of this host share one address, and none may lock out
 		// the others.
-		g.metrics.wrong.Inc()
-		ok, wait := g.wrong.allow(addr, time.Now())
+		g.server.metrics.wrong.Inc()
+		ok, wait := g.server.wrong.allow(addr, time.Now())
 		if !ok {
 			return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+hint, "too many requests without a valid token").
 				with("Retry-After", fmt.Sprint(int(wait/time.Second)+1)).with("Connection", "close")
 		}
-		g.log.WarnContext(req.r.Context(), "request refused", "address", addr, "reason", why)
+		g.server.log.WarnContext(req.r.Context(), "request refused", "address", addr, "reason", why)
 		return problem(http.StatusUnauthorized, codeUnauthorized, hint, "%s", why).with("WWW-Authenticate", `Bearer realm="agent-sessionizer"`)
 	}
 	header := req.r.Header.Get("Authorization")
@@ -187,9 +187,9 @@ func (g *middleware) login(req *request) *Problem {
 	if err != nil {
 		return denied(err.Error())
 	}
-	t, ok, err := g.tokens.find(token)
+	t, ok, err := g.server.tokens.find(token)
 	if err != nil {
-		g.log.ErrorContext(req.r.Context(), "failed to read tokens", "error", err)
+		g.server.log.ErrorContext(req.r.Context(), "failed to read tokens", "error", err)
 		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked now").with("Retry-After", "5")
 	}
 	if !ok {
@@ -226,12 +226,12 @@ func (g *middleware) body(req *request) *Problem {
 	if r.ContentLength > maxBody {
 		return tooLarge()
 	}
-	if err := req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	if err := req.w.control.SetReadDeadline(time.Now().Add(g.server.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return problemOf(err)
 	}
 	text, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-		return problem(http.StatusRequestTimeout, codeSlow, "send the body immediately", "the body did not arrive within %v", g.limits.Body).with("Connection", "close")
+		return problem(http.StatusRequestTimeout, codeSlow, "send the body immediately", "the body did not arrive within %v", g.server.limits.Body).with("Connection", "close")
 	}
 	if err != nil {
 		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length declares, or complete chunks", "the body cannot be read").with("Connection", "close")
@@ -258,7 +258,7 @@ func (g *middleware) drain(req *request) {
 	if req.who.Scope != "" {
 		most = maxSpill
 	}
-	if req.w.control.SetReadDeadline(time.Now().Add(g.limits.Body)) == nil {
+	if req.w.control.SetReadDeadline(time.Now().Add(g.server.limits.Body)) == nil {
 		_, _ = io.CopyN(io.Discard, req.r.Body, most) // the client has its response in any case
 	}
 }
@@ -275,12 +275,12 @@ func (g *middleware) logRequest(req *request, took time.Duration) {
 	if route == "" {
 		route = "none"
 	}
-	g.metrics.request(req.r.Method, route, req.w.status, took)
+	g.server.metrics.request(req.r.Method, route, req.w.status, took)
 	level := slog.LevelDebug
 	if req.r.Method != http.MethodGet && req.r.Method != http.MethodHead || req.w.status >= http.StatusInternalServerError {
 		level = slog.LevelInfo // changes and server errors
 	}
-	g.log.Log(req.r.Context(), level, "request", "actor", req.who.Name, "route", route,
+	g.server.log.Log(req.r.Context(), level, "request", "actor", req.who.Name, "route", route,
 		"status", req.w.status, "bytes", req.w.bytes, "ms", took.Milliseconds())
 }
 

@@ -68,7 +68,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	})
 	api.UseMiddleware(s.strict)
 	s.taskRoutes(api)
-	s.eventRoutes(api)
+	eventFeed{s}.eventRoutes(api)
 	s.fileRoutes(api)
 	s.sessionRoutes(api)
 	s.tunnelRoute(api)

@@ -173,7 +173,7 @@ type endpoint struct {
 }
 
 // handler returns the handler for one endpoint.
-func (s *Server) handler(d endpoint) http.Handler { return &middleware{Server: s, endpoint: d} }
+func (s *Server) handler(d endpoint) http.Handler { return &middleware{server: s, endpoint: d} }
 
 func (s *Server) server(base context.Context, d endpoint) *http.Server {
 	return &http.Server{

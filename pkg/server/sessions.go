@@ -61,6 +61,6 @@ func (s *Server) sessionRoutes(api huma.API) {
 			return e.State != ops.ExecRunning, err
 		}
 		dir := s.execs.dir(in.ID, in.Exec)
-		return s.logs(ctx, subject{in.ID, over}, in.LogQuery, dir.stdout(), dir.stderr())
+		return eventFeed{s}.logs(ctx, subject{in.ID, over}, in.LogQuery, dir.stdout(), dir.stderr())
 	})
 }

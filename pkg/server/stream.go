@@ -46,7 +46,7 @@ type StreamMessage struct {
 // late. A client that reads nothing for a while is disconnected, and may reconnect
 // with the last anchor it saw.
 type stream struct {
-	*Server
+	server *Server
 	of   subject
 	last int64 // sequence of the last event sent
 	logs []logTail
@@ -61,22 +61,22 @@ type logTail struct {
 }
 
 // newStream reserves a slot for a stream; close releases it.
-func (s *Server) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
-	free, ok := s.streams.acquire(req.who.Name)
+func (feed eventFeed) newStream(req *request, kind string, of subject, after int64) (*stream, error) {
+	free, ok := feed.s.streams.acquire(req.who.Name)
 	if !ok {
 		return nil, problem(http.StatusTooManyRequests, codeTooMany, "close a stream, or read pages", "too many streams").with("Retry-After", "5")
 	}
-	s.ending.Lock()
-	defer s.ending.Unlock()
+	feed.s.ending.Lock()
+	defer feed.s.ending.Unlock()
 	select {
-	case <-s.closing:
+	case <-feed.s.closing:
 		free()
 		return nil, problem(http.StatusServiceUnavailable, codeShutdown, "try again", "serve is shutting down").with("Retry-After", "5")
 	default:
 	}
-	s.open.Add(1)
-	gone := s.metrics.stream(kind)
-	return &stream{Server: s, of: of, last: after, who: req.who, back: sync.OnceFunc(func() { gone(); free(); s.open.Done() })}, nil
+	feed.s.open.Add(1)
+	gone := feed.s.metrics.stream(kind)
+	return &stream{server: feed.s, of: of, last: after, who: req.who, back: sync.OnceFunc(func() { gone(); free(); feed.s.open.Done() })}, nil
 }
 
 func (st *stream) close() { st.back() }
@@ -103,7 +103,7 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 
 	events, chunks := make(chan streamItem), make(chan chunk)
 	sources.Go(func() {
-		for ev, err := range st.store.Follow(ctx, st.of.id, st.last) {
+		for ev, err := range st.server.store.Follow(ctx, st.of.id, st.last) {
 			select {
 			case events <- streamItem{ev, err}:
 			case <-ctx.Done():
@@ -145,18 +145,18 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 				return err
 			}
 		}
-		if ended, err = st.ended(ctx, st.of, st.last); err == nil && ended {
+		if ended, err = (eventFeed{st.server}).ended(ctx, st.of, st.last); err == nil && ended {
 			close(over)
 			end = drained
 		}
 		return err
 	}
 	fail := func(err error) {
-		p := *st.problemOf(ctx, err)
+		p := *st.server.problemOf(ctx, err)
 		p.Last = &st.last
 		_ = send(StreamMessage{Type: messageProblem, Last: &st.last, Problem: &p}) // the last message, whether or not it arrives
 	}
-	beat := time.NewTicker(st.limits.Beat)
+	beat := time.NewTicker(st.server.limits.Beat)
 	defer beat.Stop()
 	if err := look(); err != nil {
 		fail(err)
@@ -182,14 +182,14 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 			_ = send(StreamMessage{Type: messageEnd, Last: &st.last}) // the last message, whether or not it arrives
 			return
 		case <-beat.C:
-			if !st.stillAllowed(st.who, ops.Read) {
+			if !st.server.stillAllowed(st.who, ops.Read) {
 				err = problem(http.StatusUnauthorized, codeUnauthorized, "use another token", "the token was removed")
 				break
 			}
 			if err = look(); err == nil {
 				sent = send(StreamMessage{Type: messageBeat, Last: &st.last})
 			}
-		case <-st.closing:
+		case <-st.server.closing:
 			err = problem(http.StatusServiceUnavailable, codeShutdown, "reconnect with after=the last event's id", "serve is shutting down")
 		case <-ctx.Done():
 			return
@@ -205,12 +205,12 @@ func (st *stream) run(ctx context.Context, send func(StreamMessage) error) {
 }
 
 // ended reports whether nothing will come after that sequence.
-func (s *Server) ended(ctx context.Context, of subject, after int64) (bool, error) {
+func (feed eventFeed) ended(ctx context.Context, of subject, after int64) (bool, error) {
 	over, err := of.over(ctx) // before the range, which then includes the last event
 	if err != nil || !over {
 		return false, err
 	}
-	_, newest, err := s.store.EventRange(ctx, of.id)
+	_, newest, err := feed.s.store.EventRange(ctx, of.id)
 	return newest <= after, err
 }
 
@@ -239,23 +239,23 @@ type socketInput struct {
 	Stderr int64  `query:"stderr" default:"0" minimum:"-1"`
 }
 
-func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, error) {
-	sub, err := s.taskSubject(ctx, in.ID)
+func (feed eventFeed) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, error) {
+	sub, err := feed.taskSubject(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	after, err := s.start(ctx, sub, in.After)
+	after, err := feed.start(ctx, sub, in.After)
 	if err != nil {
 		return nil, err
 	}
 	req := requestOf(ctx)
-	dir := s.tasks.Dir(in.ID)
+	dir := feed.s.tasks.Dir(in.ID)
 	var logs []logTail
 	for _, l := range []logTail{{"stdout", dir.Stdout(), in.Stdout}, {"stderr", dir.Stderr(), in.Stderr}} {
 		if l.offset < 0 {
 			continue
 		}
-		if _, err := s.engine.TaskWithFiles(ctx, in.ID); err != nil {
+		if _, err := feed.s.engine.TaskWithFiles(ctx, in.ID); err != nil {
 			return nil, err
 		}
 		if _, err := sizeFrom(l.path, l.offset); err != nil {
@@ -263,7 +263,7 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 		}
 		logs = append(logs, l)
 	}
-	st, err := s.newStream(req, "ws", sub, after)
+	st, err := feed.newStream(req, "ws", sub, after)
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +287,7 @@ func (s *Server) webSocket(ctx context.Context, in *socketInput) (*bodyOutput, e
 			if m.Type == messageProblem {
 				code, why = websocket.StatusGoingAway, m.Problem.Code
 			}
-			ctx, cancel := context.WithTimeout(ctx, s.limits.Write)
+			ctx, cancel := context.WithTimeout(ctx, feed.s.limits.Write)
 			defer cancel()
 			return c.Write(ctx, websocket.MessageText, text)
 		})

@@ -432,7 +432,7 @@ func TestAStreamThatIsOvertaken(t *testing.T) {
 	r := newRig(t, Limits{})
 	id := r.submit().ID
 	r.append(id, 10)
-	st, err := r.newStream(&request{who: principal{Caller: ops.Caller{Name: "x", Scope: ops.Read}}}, "sse", subject{id, func(context.Context) (bool, error) { return false, nil }}, 0)
+	st, err := eventFeed{r.Server}.newStream(&request{who: principal{Caller: ops.Caller{Name: "x", Scope: ops.Read}}}, "sse", subject{id, func(context.Context) (bool, error) { return false, nil }}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

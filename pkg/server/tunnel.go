@@ -27,7 +27,7 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 		return nil, fail.New(fail.Conflict, "session %s is %s", v.Name, v.Phase).WithHint("agent-sessionizer start %s", v.Name)
 	}
 	req := requestOf(ctx)
-	st, err := s.newStream(req, "ssh", subject{id: v.ID}, 0)
+	st, err := eventFeed{s}.newStream(req, "ssh", subject{id: v.ID}, 0)
 	if err != nil {
 		return nil, err
 	}
