@@ -66,7 +66,7 @@ const (
 //	ID.stdout.log, ID.stderr.log
 type execs struct {
 	server *Server
-	self string // unique id of this server process
+	self   string // unique id of this server process
 
 	mu      sync.Mutex
 	running map[string]context.CancelCauseFunc // by the command's id

@@ -27,7 +27,7 @@ import (
 // scrape, so that a restarted serve reports the same values. Counters of observed
 // events start with this server.
 type metrics struct {
-	server *Server
+	server   *Server
 	registry *prometheus.Registry
 	handler  http.Handler
 

@@ -47,11 +47,11 @@ type StreamMessage struct {
 // with the last anchor it saw.
 type stream struct {
 	server *Server
-	of   subject
-	last int64 // sequence of the last event sent
-	logs []logTail
-	who  principal
-	back func()
+	of     subject
+	last   int64 // sequence of the last event sent
+	logs   []logTail
+	who    principal
+	back   func()
 }
 
 // logTail is a log that a stream follows from an offset on.
