@@ -7,12 +7,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/docker/go-units"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -106,7 +105,7 @@ func entryLine(e gateway.Entry) string {
 	switch {
 	case e.End && e.Kind != gateway.KindLink && (why == "" || e.BytesOut+e.BytesIn > 0):
 		// For a connection that transferred nothing, show only the reason.
-		why = fmt.Sprintf("%s out, %s in, %v", units.BytesSize(float64(e.BytesOut)), units.BytesSize(float64(e.BytesIn)), e.Elapsed.Round(time.Millisecond))
+		why = fmt.Sprintf("%s out, %s in, %v", measure.Size(e.BytesOut).Human(), measure.Size(e.BytesIn).Human(), e.Elapsed.Round(time.Millisecond))
 		if e.Reason != "" {
 			why += ": " + e.Reason
 		}

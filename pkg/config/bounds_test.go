@@ -37,19 +37,20 @@ func TestBoundsOfValues(t *testing.T) {
 		{"tasks: {cleanup_ttl: 59m}", "at least 1h", nil},
 		{"audit: {retention: 1d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(24*time.Hour) }},
 		{"audit: {retention: 12d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(12*24*time.Hour) }},
-		{"audit: {retention: 65535d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(65535*24*time.Hour) }},
-		{"audit: {retention: 65536d}", "36h or 90d", nil},
-		{"audit: {retention: 1ad}", "36h or 90d", nil},
+		{"audit: {retention: 10000d}", "", func(c *config.Config) bool { return c.Audit.Retention == config.Duration(10000*24*time.Hour) }},
+		{"audit: {retention: 10001d}", "at most 10000d", nil},
+		{"audit: {retention: 1ad}", "90s, 30m, 24h or 2d", nil},
 		{"limits: {mirror_size: 1MiB, mirror_refs: 1, mirror_time: 1s}", "", func(c *config.Config) bool {
 			return c.Limits.MirrorSize == 1<<20 && c.Limits.MirrorRefs == 1 && c.Limits.MirrorTime == time.Second
 		}},
 		{"limits: {mirror_refs: -1}", "at least 1", nil},
 		{"limits: {mirror_time: 999ms}", "at least 1s", nil},
-		{"limits: {mirror_size: big}", "8GiB", nil},
+		{"limits: {mirror_size: big}", "512MiB or 8G", nil},
 		{"log: {keep: 1, max_size: 64KiB}", "", func(c *config.Config) bool { return c.Log.Keep == 1 && c.Log.MaxSize == 64<<10 }},
 		{"log: {keep: 1000}", "", func(c *config.Config) bool { return c.Log.Keep == 1000 }},
 		{"log: {keep: 1001}", "1 to 1000", nil},
-		{"log: {max_size: 65535}", "at least 64KiB", nil},
+		{"log: {max_size: 65536}", "a size like 512MiB or 8G", nil},
+		{"log: {max_size: 65535B}", "at least 64KiB", nil},
 		{"attention: {desktop: loud}", "auto, on or off", nil},
 		{"attention: {desktop: off, command: x}", "", func(c *config.Config) bool { return c.Attention.Desktop == "off" && c.Attention.Command == "x" }},
 		{"network: {ports: [1, 65535]}", "", nil},
@@ -298,7 +299,7 @@ func TestOriginsOfLists(t *testing.T) {
 // references and files.
 func TestSizesAndTimes(t *testing.T) {
 	for text, want := range map[string]config.Size{
-		"1": 1, "1KiB": 1 << 10, "8G": 8 << 30, "8GB": 8 << 30, "1024TiB": 1 << 50, "1.5GiB": 3 << 29,
+		"1B": 1, "1": 0, "1KiB": 1 << 10, "8G": 8 << 30, "8GB": 8 << 30, "1024TiB": 1 << 50, "1.5GiB": 3 << 29,
 		"1125899906842625": 0, "1025TiB": 0, "0": 0, "-1": 0, "": 0, "x": 0,
 	} {
 		if got, err := config.ParseSize(text); got != want || (err == nil) != (want > 0) {
@@ -320,7 +321,7 @@ func TestSizesAndTimes(t *testing.T) {
 	if err := kept.Set("x"); err == nil || kept != 5 || kept.Type() != "size" {
 		t.Errorf("Set(%q) of a Size of 5 makes %d, %v, type %q, want 5, an error, %q", "x", int64(kept), err, kept.Type(), "size")
 	}
-	for d, want := range map[time.Duration]string{0: "0s", time.Hour: "1h0m0s", 24 * time.Hour: "1d", 25 * time.Hour: "25h0m0s", 48 * time.Hour: "2d"} {
+	for d, want := range map[time.Duration]string{0: "0s", time.Hour: "1h", 24 * time.Hour: "1d", 25 * time.Hour: "25h", 48 * time.Hour: "2d"} {
 		if got, err := config.Duration(d).MarshalText(); err != nil || string(got) != want {
 			t.Errorf("Duration(%v).MarshalText() = %q, %v, want %q", d, got, err, want)
 		}

@@ -246,7 +246,7 @@ func TestBadFiles(t *testing.T) {
 		{"allowlist with an unknown group", names, "@git\n@nothing\n", 2, "the groups are @git"},
 		{"group of groups", "network-groups/mine.txt", "a.org\n@git\n", 2, "write names"},
 		{"bad name in a group", "network-groups/mine.txt", "10.0.0.1\n", 1, "IP address"},
-		{"bad size", conf, "limits:\n  disk_reserve: a lot\n", 2, "8GiB"},
+		{"bad size", conf, "limits:\n  disk_reserve: a lot\n", 2, "512MiB or 8G"},
 		{"relative lima_home", conf, "image: x\nlima_home: vms\n", 2, "absolute"},
 		{"no VM at all", conf, "limits: {running: -1}\n", 1, "running"},
 		{"pool of too many", conf, "limits:\n  running: 3\npool: 99\n", 3, "0 to 8"},
@@ -561,7 +561,7 @@ func TestWrongKind(t *testing.T) {
 		"image: [a]":                ":1:8: image must be a string, got a list",
 		"network: {enforce: maybe}": ":1:20: network.enforce must be true or false, got a string",
 		"network: {allow: x}":       ":1:18: network.allow must be a list, got a string; write it as [one, another]",
-		"tasks: {cleanup_ttl: 5}":   ":1:22: tasks.cleanup_ttl must be a duration like 36h or 90d, got \"5\"",
+		"tasks: {cleanup_ttl: 5}":   ":1:22: tasks.cleanup_ttl must be a duration like 90s, 30m, 24h or 2d, got \"5\"",
 		"- a":                       ":1:1: the file must be an object, got a list",
 
 		"image: x\nlimits: {running: ten}":           ":2:19: limits.running must be a whole number of at least 1, got \"ten\"",

@@ -124,7 +124,7 @@ repos:
 	for text, want := range map[string]string{
 		"persist: [.zsh_history,\n  /etc/passwd]": "config.yaml:2:3: ", "persist: [../x]": "below", "persist: .": "below", "persist: [.netrc]": "never saved",
 		"persist: [.ssh/id_ed25519]": "never saved", "persist: [[a]]": "must be a path like", "persist: {a: b}": "must be a path like", "persist: ['[a']": "without a matching ]",
-		"persist: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {saved_home: a lot}": "8GiB",
+		"persist: [" + strings.Repeat("a,", 65) + "]": "at most 64", "limits: {saved_home: a lot}": "512MiB or 8G",
 	} {
 		f.user("config.yaml", text)
 		if _, err := config.Load(f.paths, f.ship); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), want) {

@@ -3,11 +3,9 @@ package config
 import (
 	"fmt"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
 // Log configures the program's logs. Zero fields are inherited.
@@ -25,41 +23,16 @@ type Audit struct {
 	Retention Duration `yaml:"retention,omitempty" json:"retention"`
 }
 
-// Duration is a time.Duration that can be written in days.
-type Duration time.Duration
+// Duration is a length of time, written as 36h or 90d.
+type Duration = measure.Duration
 
 func parseDuration(text string) (Duration, error) {
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			return Duration(n) * Duration(24*time.Hour), nil
-		}
+	d, err := measure.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("%w, got %q", err, text)
 	}
-	v, err := time.ParseDuration(text)
-	if err != nil || v < 0 {
-		return 0, fmt.Errorf("must be a duration like 36h or 90d, got %q", text)
-	}
-	return Duration(v), nil
+	return d, nil
 }
-
-// String formats the duration as Set reads it.
-func (d Duration) String() string {
-	if day := Duration(24 * time.Hour); d != 0 && d%day == 0 {
-		return fmt.Sprintf("%dd", d/day)
-	}
-	return time.Duration(d).String()
-}
-
-// Set implements pflag.Value.
-func (d *Duration) Set(text string) (err error) {
-	*d, err = parseDuration(text)
-	return err
-}
-
-// Type implements pflag.Value.
-func (*Duration) Type() string { return "time" }
-
-// MarshalText returns the same text as String.
-func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // LevelAuto means warn for commands that people wait for, and info for background
 // processes.

@@ -95,15 +95,15 @@ func TestMakePaths(t *testing.T) {
 
 func TestSize(t *testing.T) {
 	for text, want := range map[string]config.Size{
-		"8GiB": 8 << 30, "8G": 8 << 30, "8gb": 8 << 30, "8 GiB": 8 << 30, "512MiB": 512 << 20, "1.5GiB": 3 << 29,
-		"1TiB": 1 << 40, "100": 100, "1024TiB": 1 << 50,
+		"8GiB": 8 << 30, "8G": 8 << 30, "8gb": 8 << 30, "512MiB": 512 << 20, "1.5GiB": 3 << 29,
+		"1TiB": 1 << 40, "100B": 100, "1024TiB": 1 << 50,
 	} {
 		got, err := config.ParseSize(text)
 		if err != nil || got != want {
 			t.Errorf("ParseSize(%q) = %d, %v, want %d", text, int64(got), err, int64(want))
 		}
 	}
-	for _, text := range []string{"", "0", "-1", "GiB", "8XB", "8GiB8", "1025TiB", "1e300", "Inf", "NaN", "0x10", "99999999999999999999"} {
+	for _, text := range []string{"", "0", "0B", "100", "8 GiB", "-1", "GiB", "8XB", "8GiB8", "1025TiB", "1e300", "Inf", "NaN", "0x10", "99999999999999999999"} {
 		if got, err := config.ParseSize(text); err == nil {
 			t.Errorf("ParseSize(%q) = %d, want an error", text, int64(got))
 		}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -8,10 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/homearchive"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
@@ -204,35 +204,29 @@ func (d *decoder) persist(n *strictyaml.Node, path string, p *Persist) {
 // Size is a number of bytes, written as "512MiB" or "8GiB". 8G and 8GB also mean 8GiB.
 type Size int64
 
-// maxSize is 1 PiB, which no host has and which is far from overflowing sums.
-const maxSize = 1 << 50
-
-// ParseSize parses a size.
+// ParseSize parses a size of at least one byte.
 func ParseSize(s string) (Size, error) {
-	n, err := units.RAMInBytes(s)
-	if err != nil || n <= 0 || n > maxSize {
-		return 0, fmt.Errorf("must be a size like 8GiB, got %q", s)
+	n, err := measure.ParseSize(s)
+	if err == nil && n == 0 {
+		err = errors.New("must be a size of at least 1B")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w, got %q", err, s)
 	}
 	return Size(n), nil
 }
 
 // String formats the size for people, with four significant digits.
-func (s Size) String() string {
-	return units.CustomSize("%.4g%s", float64(s), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
-}
+func (s Size) String() string { return measure.Size(s).Human() }
 
 // MarshalYAML formats the size for people if that is exact, and otherwise in the largest
 // unit that divides it.
 func (s Size) MarshalYAML() ([]byte, error) {
 	text := s.String()
-	if v, err := ParseSize(text); err == nil && v == s {
-		return []byte(text), nil
+	if v, err := ParseSize(text); err != nil || v != s {
+		text = measure.Size(s).String()
 	}
-	n, unit := int64(s), 0
-	for n != 0 && n%1024 == 0 && unit < 4 {
-		n, unit = n/1024, unit+1
-	}
-	return fmt.Appendf(nil, "%d%s", n, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit]), nil
+	return []byte(text), nil
 }
 
 // Set implements pflag.Value, so that flags and files accept the same sizes.

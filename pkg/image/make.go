@@ -12,12 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -110,7 +110,7 @@ func (s *Store) MakeWarm(ctx context.Context, i Info, w Warm, o MakeOptions, fil
 	files := []string{vm.StateFile, vm.DiskFile}
 	_, err = m.makeAndFill(ctx, func(ctx context.Context, dir string) ([]string, error) { return files, fill(ctx, dir) })
 	if err != nil {
-		return Warm{}, m.failed(ctx, fmt.Errorf("save a VM of %d CPUs and %s, booted from image %s: %w", w.CPUs, units.BytesSize(float64(w.Memory)), i.Name, err))
+		return Warm{}, m.failed(ctx, fmt.Errorf("save a VM of %d CPUs and %s, booted from image %s: %w", w.CPUs, measure.Size(w.Memory).Human(), i.Name, err))
 	}
 	w.CreatedAt = time.Now().UTC()
 	final := filepath.Join(i.Path, fmt.Sprintf("%s%.12s-%d", warmPrefix, w.Key, w.CreatedAt.UnixNano()))

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
@@ -52,8 +53,8 @@ func split(s string) []string {
 }
 
 var (
-	sizeType     = reflect.TypeFor[Size]()
-	durationType = reflect.TypeFor[Duration]()
+	sizeType     = reflect.TypeFor[measure.Size]()
+	durationType = reflect.TypeFor[measure.Duration]()
 )
 
 // setDefaults fills in the defaults of a struct and of its nested structs.
@@ -81,13 +82,19 @@ func setDefaults(v reflect.Value) {
 func scale(t reflect.Type, s string) int64 {
 	switch t {
 	case sizeType:
-		n, _ := ParseSize(s)
+		n, _ := measure.ParseSize(s)
 		return int64(n)
 	case durationType:
-		d, _ := ParseDuration(s)
+		d, _ := measure.ParseDuration(s)
 		return int64(d)
 	}
 	return number(s)
+}
+
+// number converts digits in a tag.
+func number(digits string) int64 {
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
 }
 
 // decoder fills a struct from nodes, as its tags describe.
@@ -275,12 +282,12 @@ func (d *decoder) measure(n *strictyaml.Node, path string, f field, v reflect.Va
 		d.WrongKind(n, path, strictyaml.Text)
 		return
 	case v.Type() == sizeType:
-		var s Size
-		s, err = ParseSize(n.Text)
+		var s measure.Size
+		s, err = measure.ParseSize(n.Text)
 		m = int64(s)
 	default:
-		var t Duration
-		t, err = ParseDuration(n.Text)
+		var t measure.Duration
+		t, err = measure.ParseDuration(n.Text)
 		m = int64(t)
 	}
 	switch {

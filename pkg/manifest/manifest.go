@@ -31,6 +31,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
 // MaxBytes is the maximum size of a manifest.
@@ -100,19 +101,19 @@ const defaultTurns = 100
 // VM describes the VM that a task gets for itself, or the session that it runs in.
 // CPUs, Memory and Disk are 0 if the profile or the session defines them.
 type VM struct {
-	Session     string `json:"session,omitempty" like:"session" doc:"An existing session, by its name, its id or the start of its id. The task runs in it and leaves it unchanged except for the agent's work."`
-	Profile     string `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the settings. Its resources are the defaults here."`
-	CPUs        int    `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"The number of CPUs; 4 without a profile."`
-	Memory      Size   `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
-	Disk        Size   `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
-	NetworkMode string `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
+	Session     string       `json:"session,omitempty" like:"session" doc:"An existing session, by its name, its id or the start of its id. The task runs in it and leaves it unchanged except for the agent's work."`
+	Profile     string       `json:"profile,omitempty" own:"*" like:"word" doc:"A profile of the settings. Its resources are the defaults here."`
+	CPUs        int          `json:"cpus,omitempty" own:"*" min:"1" max:"1024" doc:"The number of CPUs; 4 without a profile."`
+	Memory      measure.Size `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
+	Disk        measure.Size `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
+	NetworkMode string       `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
 }
 
 // Defaults for a VM without a profile.
 const (
 	defaultCPUs   = 4
-	defaultMemory = 8 * gib
-	defaultDisk   = 40 * gib
+	defaultMemory = 8 << 30
+	defaultDisk   = 40 << 30
 )
 
 // Network returns the network mode in the terms of package policy; "" means as
@@ -144,43 +145,43 @@ func (s Secret) Ref() string {
 // Lifecycle defines how long things may take, what happens when they fail, and what is
 // kept.
 type Lifecycle struct {
-	Timeout          Duration  `json:"timeout" default:"24h" min:"1s" max:"90d" doc:"The limit for the whole run of the agent."`
-	StageTimeout     Duration  `json:"stage_timeout" default:"15m" min:"1s" max:"1d" doc:"The limit for fetching the repository."`
-	ProvisionTimeout Duration  `json:"provision_timeout" default:"10m" min:"1s" max:"1d" doc:"The limit for creating the VM."`
-	HangTimeout      Duration  `json:"hang_timeout" default:"30m" min:"1s" max:"90d" doc:"An agent without output for this long counts as hung."`
-	HangAction       string    `json:"hang_action" default:"terminate" enum:"notify|terminate|restart|preserve" own:"preserve" doc:"What happens to a hung agent. notify: only an event. terminate: it is stopped and the task fails. restart: it is started again. preserve: the task fails and the VM is kept."`
-	FailureAction    string    `json:"failure_action" default:"destroy" enum:"destroy|preserve" own:"preserve" doc:"What happens to the VM of a failed task."`
-	PreserveFor      Duration  `json:"preserve_for" default:"2h" min:"1m" max:"30d" doc:"How long the VM is then kept."`
-	SuccessCodes     []int     `json:"success_codes" default:"0" min:"1" max:"64" doc:"The agent's exit codes that mean success."`
-	ArtifactPatterns []string  `json:"artifact_patterns,omitempty" max:"100" like:"pattern" doc:"Files of the checkout to collect in addition to the changes. * and ? do not match a /, ** does."`
-	MaxArtifactBytes Size      `json:"max_artifact_bytes" default:"4G" min:"1K" max:"1T" doc:"The limit for all collected files together."`
-	CancelGrace      Duration  `json:"cancel_grace" default:"30s" min:"1s" max:"1h" doc:"The time between SIGTERM and SIGKILL."`
-	Retries          Retries   `json:"retries" doc:"How often failed steps are retried."`
-	Hang             Hang      `json:"hang" doc:"Signs of a stuck agent. Each is reported as an event before the agent counts as hung."`
-	CrashLoop        CrashLoop `json:"crash_loop" doc:"When to give up on an agent or a VM that keeps failing."`
+	Timeout          measure.Duration `json:"timeout" default:"24h" min:"1s" max:"90d" doc:"The limit for the whole run of the agent."`
+	StageTimeout     measure.Duration `json:"stage_timeout" default:"15m" min:"1s" max:"1d" doc:"The limit for fetching the repository."`
+	ProvisionTimeout measure.Duration `json:"provision_timeout" default:"10m" min:"1s" max:"1d" doc:"The limit for creating the VM."`
+	HangTimeout      measure.Duration `json:"hang_timeout" default:"30m" min:"1s" max:"90d" doc:"An agent without output for this long counts as hung."`
+	HangAction       string           `json:"hang_action" default:"terminate" enum:"notify|terminate|restart|preserve" own:"preserve" doc:"What happens to a hung agent. notify: only an event. terminate: it is stopped and the task fails. restart: it is started again. preserve: the task fails and the VM is kept."`
+	FailureAction    string           `json:"failure_action" default:"destroy" enum:"destroy|preserve" own:"preserve" doc:"What happens to the VM of a failed task."`
+	PreserveFor      measure.Duration `json:"preserve_for" default:"2h" min:"1m" max:"30d" doc:"How long the VM is then kept."`
+	SuccessCodes     []int            `json:"success_codes" default:"0" min:"1" max:"64" doc:"The agent's exit codes that mean success."`
+	ArtifactPatterns []string         `json:"artifact_patterns,omitempty" max:"100" like:"pattern" doc:"Files of the checkout to collect in addition to the changes. * and ? do not match a /, ** does."`
+	MaxArtifactBytes measure.Size     `json:"max_artifact_bytes" default:"4G" min:"1K" max:"1T" doc:"The limit for all collected files together."`
+	CancelGrace      measure.Duration `json:"cancel_grace" default:"30s" min:"1s" max:"1h" doc:"The time between SIGTERM and SIGKILL."`
+	Retries          Retries          `json:"retries" doc:"How often failed steps are retried."`
+	Hang             Hang             `json:"hang" doc:"Signs of a stuck agent. Each is reported as an event before the agent counts as hung."`
+	CrashLoop        CrashLoop        `json:"crash_loop" doc:"When to give up on an agent or a VM that keeps failing."`
 }
 
 // Retries defines how often failed steps are retried.
 type Retries struct {
-	Clone     int      `json:"clone" default:"3" min:"0" max:"10" doc:"Retries of fetching the repository, after 5, 10, 20 … 60 s."`
-	Provision int      `json:"provision" default:"2" min:"0" max:"10" doc:"Retries of creating the VM, after 10, 30 s."`
-	Connect   Duration `json:"connect" default:"5m" min:"1s" max:"1h" doc:"How long a running VM may be unreachable."`
+	Clone     int              `json:"clone" default:"3" min:"0" max:"10" doc:"Retries of fetching the repository, after 5, 10, 20 … 60 s."`
+	Provision int              `json:"provision" default:"2" min:"0" max:"10" doc:"Retries of creating the VM, after 10, 30 s."`
+	Connect   measure.Duration `json:"connect" default:"5m" min:"1s" max:"1h" doc:"How long a running VM may be unreachable."`
 }
 
 // Hang defines which events are reported about an agent before it counts as hung.
 type Hang struct {
-	NoOutput      Duration `json:"no_output" default:"10m" min:"1s" max:"90d" doc:"An agent without output for this long is reported."`
-	LowCPUPercent int      `json:"low_cpu_percent" default:"5" min:"0" max:"100" doc:"The CPU use below which an agent counts as idle, in percent of one CPU."`
-	LowCPU        Duration `json:"low_cpu" default:"15m" min:"1s" max:"90d" doc:"An agent that is idle for this long is reported."`
-	NoProgress    Duration `json:"no_progress" default:"20m" min:"1s" max:"90d" doc:"An agent without a tool call, turn or token for this long is reported."`
+	NoOutput      measure.Duration `json:"no_output" default:"10m" min:"1s" max:"90d" doc:"An agent without output for this long is reported."`
+	LowCPUPercent int              `json:"low_cpu_percent" default:"5" min:"0" max:"100" doc:"The CPU use below which an agent counts as idle, in percent of one CPU."`
+	LowCPU        measure.Duration `json:"low_cpu" default:"15m" min:"1s" max:"90d" doc:"An agent that is idle for this long is reported."`
+	NoProgress    measure.Duration `json:"no_progress" default:"20m" min:"1s" max:"90d" doc:"An agent without a tool call, turn or token for this long is reported."`
 }
 
 // CrashLoop defines when to give up an agent or a VM that keeps ending.
 type CrashLoop struct {
-	Restarts     int      `json:"restarts" default:"5" min:"0" max:"100" doc:"This many restarts of the agent within the window lead to a new VM."`
-	Window       Duration `json:"window" default:"10m" min:"1s" max:"1d" doc:"The period in which restarts count."`
-	HealthyAfter Duration `json:"healthy_after" default:"60s" min:"1s" max:"1d" doc:"A run of this length resets the count."`
-	Rebuilds     int      `json:"rebuilds" default:"3" min:"0" max:"20" doc:"How often a lost VM is replaced by a new one."`
+	Restarts     int              `json:"restarts" default:"5" min:"0" max:"100" doc:"This many restarts of the agent within the window lead to a new VM."`
+	Window       measure.Duration `json:"window" default:"10m" min:"1s" max:"1d" doc:"The period in which restarts count."`
+	HealthyAfter measure.Duration `json:"healthy_after" default:"60s" min:"1s" max:"1d" doc:"A run of this length resets the count."`
+	Rebuilds     int              `json:"rebuilds" default:"3" min:"0" max:"20" doc:"How often a lost VM is replaced by a new one."`
 }
 
 // Encode returns t as the JSON that the store holds. The JSON is itself a manifest.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
@@ -37,23 +38,23 @@ func defaults() *manifest.Task {
 		Agent:      manifest.Agent{Kind: manifest.Claude, Prompt: "Do it.", MaxTurns: 100},
 		VM:         manifest.VM{CPUs: 4, Memory: 8 << 30, Disk: 40 << 30},
 		Lifecycle: manifest.Lifecycle{
-			Timeout:          manifest.Duration(day),
-			StageTimeout:     manifest.Duration(15 * time.Minute),
-			ProvisionTimeout: manifest.Duration(10 * time.Minute),
-			HangTimeout:      manifest.Duration(30 * time.Minute),
+			Timeout:          measure.Duration(day),
+			StageTimeout:     measure.Duration(15 * time.Minute),
+			ProvisionTimeout: measure.Duration(10 * time.Minute),
+			HangTimeout:      measure.Duration(30 * time.Minute),
 			HangAction:       "terminate",
 			FailureAction:    "destroy",
-			PreserveFor:      manifest.Duration(2 * time.Hour),
+			PreserveFor:      measure.Duration(2 * time.Hour),
 			SuccessCodes:     []int{0},
 			MaxArtifactBytes: 4 << 30,
-			CancelGrace:      manifest.Duration(30 * time.Second),
-			Retries:          manifest.Retries{Clone: 3, Provision: 2, Connect: manifest.Duration(5 * time.Minute)},
+			CancelGrace:      measure.Duration(30 * time.Second),
+			Retries:          manifest.Retries{Clone: 3, Provision: 2, Connect: measure.Duration(5 * time.Minute)},
 			Hang: manifest.Hang{
-				NoOutput: manifest.Duration(10 * time.Minute), LowCPUPercent: 5, LowCPU: manifest.Duration(15 * time.Minute),
-				NoProgress: manifest.Duration(20 * time.Minute),
+				NoOutput: measure.Duration(10 * time.Minute), LowCPUPercent: 5, LowCPU: measure.Duration(15 * time.Minute),
+				NoProgress: measure.Duration(20 * time.Minute),
 			},
 			CrashLoop: manifest.CrashLoop{
-				Restarts: 5, Window: manifest.Duration(10 * time.Minute), HealthyAfter: manifest.Duration(time.Minute), Rebuilds: 3,
+				Restarts: 5, Window: measure.Duration(10 * time.Minute), HealthyAfter: measure.Duration(time.Minute), Rebuilds: 3,
 			},
 		},
 	}
@@ -173,15 +174,15 @@ func TestEverything(t *testing.T) {
 			{Name: "FOURTH", Source: "cmd", Key: "pass show x"},
 		},
 		Lifecycle: manifest.Lifecycle{
-			Timeout: manifest.Duration(60 * time.Hour), StageTimeout: manifest.Duration(90 * time.Second),
-			ProvisionTimeout: manifest.Duration(90 * time.Minute), HangTimeout: manifest.Duration(5 * time.Minute),
-			HangAction: "restart", FailureAction: "preserve", PreserveFor: manifest.Duration(day), SuccessCodes: []int{0, 3},
-			ArtifactPatterns: []string{"*.patch", "coverage/**/*"}, MaxArtifactBytes: 512 << 20, CancelGrace: manifest.Duration(5 * time.Second),
-			Retries: manifest.Retries{Clone: 0, Provision: 1, Connect: manifest.Duration(10 * time.Second)},
+			Timeout: measure.Duration(60 * time.Hour), StageTimeout: measure.Duration(90 * time.Second),
+			ProvisionTimeout: measure.Duration(90 * time.Minute), HangTimeout: measure.Duration(5 * time.Minute),
+			HangAction: "restart", FailureAction: "preserve", PreserveFor: measure.Duration(day), SuccessCodes: []int{0, 3},
+			ArtifactPatterns: []string{"*.patch", "coverage/**/*"}, MaxArtifactBytes: 512 << 20, CancelGrace: measure.Duration(5 * time.Second),
+			Retries: manifest.Retries{Clone: 0, Provision: 1, Connect: measure.Duration(10 * time.Second)},
 			Hang: manifest.Hang{
-				NoOutput: manifest.Duration(time.Minute), LowCPU: manifest.Duration(2 * time.Minute), NoProgress: manifest.Duration(3 * time.Minute),
+				NoOutput: measure.Duration(time.Minute), LowCPU: measure.Duration(2 * time.Minute), NoProgress: measure.Duration(3 * time.Minute),
 			},
-			CrashLoop: manifest.CrashLoop{Window: manifest.Duration(time.Minute), HealthyAfter: manifest.Duration(2 * time.Second)},
+			CrashLoop: manifest.CrashLoop{Window: measure.Duration(time.Minute), HealthyAfter: measure.Duration(2 * time.Second)},
 		},
 	}
 	got := parse(t, everything)
@@ -479,7 +480,7 @@ func TestEncode(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	task := parse(t, minimal)
-	task.VM.CPUs, task.Agent.Prompt, task.Lifecycle.Timeout = 2000, "", manifest.Duration(-time.Hour)
+	task.VM.CPUs, task.Agent.Prompt, task.Lifecycle.Timeout = 2000, "", measure.Duration(-time.Hour)
 	err := task.Validate()
 	if fail.CodeOf(err) != fail.Usage {
 		t.Fatalf("Validate = %v, want code %v", err, fail.Usage)
@@ -525,61 +526,6 @@ func examples(t testing.TB) map[string][]byte {
 		files[filepath.Base(path)] = text
 	}
 	return files
-}
-
-func TestSizes(t *testing.T) {
-	for text, want := range map[string]manifest.Size{
-		"0B": 0, "1B": 1, "1b": 1, "1K": 1 << 10, "1k": 1 << 10, "1KB": 1 << 10, "1KiB": 1 << 10, "512MiB": 512 << 20, "8G": 8 << 30,
-		"8gb": 8 << 30, "1.5T": 3 << 39, "0.5G": 1 << 29, "1.001K": 1025, "1024T": 1 << 50, "1125899906842624B": 1 << 50,
-	} {
-		got, err := manifest.ParseSize(text)
-		if err != nil || got != want {
-			t.Errorf("ParseSize(%s) = %d, %v, want %d", text, got, err, want)
-		}
-		if back, err := manifest.ParseSize(got.String()); err != nil || back != got {
-			t.Errorf("ParseSize(%s), printed and parsed again, = %d, %v, want %d", text, back, err, got)
-		}
-	}
-	for _, text := range []string{
-		"", "8", "8 G", "-8G", "+8G", "8P", "8GiBs", "G", ".5G", "5.G", "1e3K", "0x8G", "8iB", "1025T", "9999999999999999T", "1.0001K", "８G", "8G\n",
-	} {
-		if got, err := manifest.ParseSize(text); err == nil {
-			t.Errorf("ParseSize(%q) = %d, nil, want an error", text, got)
-		}
-	}
-	for size, want := range map[manifest.Size]string{0: "0B", 1023: "1023B", 1 << 10: "1KiB", 3 << 29: "1536MiB", 8 << 30: "8GiB", 1 << 50: "1024TiB"} {
-		if got := size.String(); got != want {
-			t.Errorf("Size(%d) = %q, want %q", int64(size), got, want)
-		}
-	}
-}
-
-func TestDurations(t *testing.T) {
-	for text, want := range map[string]time.Duration{
-		"0s": 0, "1ms": time.Millisecond, "90s": 90 * time.Second, "30m": 30 * time.Minute, "24h": day, "2d": 2 * day, "2d12h": 60 * time.Hour,
-		"1.5h": 90 * time.Minute, "0.001s": time.Millisecond, "1h30m15s5ms": 90*time.Minute + 15005*time.Millisecond, "10000d": 10000 * day,
-		"1s1s": 2 * time.Second, "1m5ms": time.Minute + 5*time.Millisecond,
-	} {
-		got, err := manifest.ParseDuration(text)
-		if err != nil || time.Duration(got) != want {
-			t.Errorf("ParseDuration(%s) = %v, %v, want %v", text, time.Duration(got), err, want)
-		}
-		if back, err := manifest.ParseDuration(got.String()); err != nil || back != got {
-			t.Errorf("ParseDuration(%s), printed and parsed again, = %v, %v, want %v", text, time.Duration(back), err, time.Duration(got))
-		}
-	}
-	for _, text := range []string{
-		"", "5", "-5s", "+5s", "5 s", "5S", "1w", "1y", "s", ".5s", "5.s", "1us", "0.5ms", "1h 5m", "10001d", "999999999d", "9999d9999d", "1s1s1s1s1s1s", "1.0001s",
-	} {
-		if got, err := manifest.ParseDuration(text); err == nil {
-			t.Errorf("ParseDuration(%q) = %v, nil, want an error", text, got)
-		}
-	}
-	for d, want := range map[time.Duration]string{day: "24h", 90 * time.Second: "1m30s", 61*time.Minute + time.Millisecond: "1h1m1ms"} {
-		if got := manifest.Duration(d).String(); got != want {
-			t.Errorf("Duration(%v) = %q, want %q", d, got, want)
-		}
-	}
 }
 
 // bombs returns texts that are expensive for a careless reader.

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
 // schema is the subset of JSON Schema that a manifest needs.
@@ -149,7 +151,7 @@ func schemaOf(t reflect.Type) *schema {
 	for _, f := range fieldsOf(t) {
 		of := f.schema(t.FieldByIndex(f.index).Type)
 		of.Description = f.doc
-		if of.Pattern == sizePattern || of.Pattern == durationPattern {
+		if of.Pattern == measure.SizePattern || of.Pattern == measure.DurationPattern {
 			of.Description += fmt.Sprintf(" From %s to %s.", f.min, f.max) // a schema cannot check these
 		}
 		s.Properties = append(s.Properties, property{f.name, of})
@@ -168,9 +170,9 @@ func (f field) schema(t reflect.Type) *schema {
 	case t.Kind() == reflect.Struct:
 		return schemaOf(t)
 	case t == sizeType:
-		return &schema{Type: "string", Pattern: sizePattern, Default: orNone(f.byDef)}
+		return &schema{Type: "string", Pattern: measure.SizePattern, Default: orNone(f.byDef)}
 	case t == durationType:
-		return &schema{Type: "string", Pattern: durationPattern, Default: orNone(f.byDef)}
+		return &schema{Type: "string", Pattern: measure.DurationPattern, Default: orNone(f.byDef)}
 	case t.Kind() == reflect.Int:
 		s := numberSchema(f.min, f.max)
 		if f.byDef != "" {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/strictyaml"
 )
 
@@ -71,9 +72,9 @@ func reads(t reflect.Type, s string) bool {
 	var err error
 	switch t {
 	case sizeType:
-		_, err = ParseSize(s)
+		_, err = measure.ParseSize(s)
 	case durationType:
-		_, err = ParseDuration(s)
+		_, err = measure.ParseDuration(s)
 	default:
 		_, err = strconv.ParseInt(s, 10, 64)
 	}

@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
-func d(text string) manifest.Duration {
+func d(text string) measure.Duration {
 	v, err := time.ParseDuration(text)
 	if err != nil {
 		panic(err)
 	}
-	return manifest.Duration(v)
+	return measure.Duration(v)
 }
 
 func defaultLifecycle() manifest.Lifecycle {

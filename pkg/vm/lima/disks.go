@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	continuity "github.com/containerd/continuity/fs"
-	"github.com/docker/go-units"
 	"github.com/lima-vm/go-qcow2reader"
 	"github.com/lima-vm/go-qcow2reader/image/raw"
 	"github.com/lima-vm/lima/pkg/limayaml"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -130,8 +130,8 @@ func fits(base string, disk int64) error {
 		return fail.New(fail.Failure, "read the image's size: %w", err)
 	}
 	if size := img.Size(); disk < size {
-		return fail.New(fail.Usage, "a disk of %s is smaller than the image of %s", units.BytesSize(float64(disk)), units.BytesSize(float64(size))).
-			WithHint("agent-sessionizer open --disk %s REPO # after agent-sessionizer destroy SESSION", units.BytesSize(float64(size)))
+		return fail.New(fail.Usage, "a disk of %s is smaller than the image of %s", measure.Size(disk).Human(), measure.Size(size).Human()).
+			WithHint("agent-sessionizer open --disk %s REPO # after agent-sessionizer destroy SESSION", measure.Size(size).Human())
 	}
 	return nil
 }

@@ -1,4 +1,6 @@
-package manifest
+// Package measure has sizes and durations as people write them in manifests, settings and
+// flags.
+package measure
 
 import (
 	"errors"
@@ -19,7 +21,8 @@ const (
 	maxSize      = 1024 * tib
 )
 
-const sizePattern = `^[0-9]{1,16}(\.[0-9]{1,3})?([KMGTkmgt](i?[Bb])?|[Bb])$`
+// SizePattern is the regular expression of what ParseSize reads.
+const SizePattern = `^[0-9]{1,16}(\.[0-9]{1,3})?([KMGTkmgt](i?[Bb])?|[Bb])$`
 
 var sizeRE = regexp.MustCompile(`^([0-9]{1,16})(?:\.([0-9]{1,3}))?(?:([KMGTkmgt])(?:i?[Bb])?|[Bb])$`)
 
@@ -59,6 +62,15 @@ func (s Size) String() string {
 	return fmt.Sprintf("%dB", int64(s))
 }
 
+// Human returns the size with four significant digits.
+func (s Size) Human() string {
+	n, unit := float64(s), 0
+	for n >= 1024 && unit < 4 {
+		n, unit = n/1024, unit+1
+	}
+	return fmt.Sprintf("%.4g%s", n, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
+}
+
 // MarshalText implements encoding.TextMarshaler.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
@@ -73,12 +85,14 @@ func (s *Size) UnmarshalText(text []byte) (err error) {
 type Duration time.Duration
 
 const (
-	maxDuration     = 10_000 * 24 * time.Hour
-	durationPattern = `^([0-9]{1,9}(\.[0-9]{1,3})?(d|h|ms|m|s)){1,5}$`
+	maxDuration = 10_000 * 24 * time.Hour
+
+	// DurationPattern is the regular expression of what ParseDuration reads.
+	DurationPattern = `^([0-9]{1,9}(\.[0-9]{1,3})?(d|h|ms|m|s)){1,5}$`
 )
 
 var (
-	durationRE     = regexp.MustCompile(durationPattern)
+	durationRE     = regexp.MustCompile(DurationPattern)
 	durationPartRE = regexp.MustCompile(`([0-9]+)(?:\.([0-9]+))?(d|h|ms|m|s)`)
 )
 
@@ -109,14 +123,17 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(sum), nil
 }
 
-// String returns the duration with all units that are not zero. ParseDuration reads the
-// result back as the same duration.
+// String returns the duration with all units that are not zero; days only for whole days.
+// ParseDuration reads the result back as the same duration.
 func (d Duration) String() string {
-	if d == 0 {
+	rest := time.Duration(d)
+	if day := durationUnits["d"]; rest%day == 0 && rest != 0 {
+		return fmt.Sprintf("%dd", rest/day)
+	}
+	if rest == 0 {
 		return "0s"
 	}
 	var b strings.Builder
-	rest := time.Duration(d)
 	for _, name := range []string{"h", "m", "s", "ms"} {
 		if n := rest / durationUnits[name]; n != 0 {
 			fmt.Fprintf(&b, "%d%s", n, name)
@@ -130,7 +147,16 @@ func (d Duration) String() string {
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Duration) UnmarshalText(text []byte) (err error) {
-	*d, err = ParseDuration(string(text))
+func (d *Duration) UnmarshalText(text []byte) error { return d.Set(string(text)) }
+
+// Set implements pflag.Value.
+func (d *Duration) Set(text string) error {
+	v, err := ParseDuration(text)
+	if err == nil {
+		*d = v
+	}
 	return err
 }
+
+// Type implements pflag.Value.
+func (*Duration) Type() string { return "time" }
