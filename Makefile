@@ -10,7 +10,7 @@ TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
 GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
-GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
+GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,atomicfile crash fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 

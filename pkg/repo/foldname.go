@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/text/cases"
 	"golang.org/x/text/unicode/norm"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 )
 
 // foldName returns the same string for names that a file system such as macOS's
@@ -20,7 +22,7 @@ func (m *Mirrors) foldsNames(dir string) bool {
 	if m.folds != nil {
 		return m.folds(dir)
 	}
-	probe := filepath.Join(dir, "tmp_case_"+token())
+	probe := filepath.Join(dir, "tmp_case_"+ids.New())
 	if err := os.WriteFile(probe, nil, 0o600); err != nil {
 		return true // unknown; assume that it does, which is the safe answer
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
@@ -128,7 +129,7 @@ func (m *Mirrors) mirrorDir(ref Ref) (string, error) {
 // create clones into a temporary directory, which becomes the mirror when it is
 // complete.
 func (m *Mirrors) create(ctx context.Context, dir string, ref Ref, p Progress) (leftOut []string, err error) {
-	tmp := filepath.Join(m.temporary(ref), token())
+	tmp := filepath.Join(m.temporary(ref), ids.New())
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return nil, fmt.Errorf("create mirror: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
@@ -129,7 +130,7 @@ func (m *Mirrors) discard(ref Ref, dir string) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return err
 	}
-	if err := os.Rename(dir, filepath.Join(tmp, token())); err != nil {
+	if err := os.Rename(dir, filepath.Join(tmp, ids.New())); err != nil {
 		return err
 	}
 	return os.RemoveAll(tmp)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/hostnet"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -170,7 +171,7 @@ func (d dialer) route(ctx context.Context, ref Ref, self string) (*publicRoute, 
 	if err != nil {
 		return nil, fail.New(fail.Host, "listen for git: %w", err)
 	}
-	secret := token()
+	secret := ids.New()
 	r := &publicRoute{
 		proxy: (&url.URL{Scheme: "http", User: url.UserPassword("git", secret), Host: l.Addr().String()}).String(),
 		server: &http.Server{

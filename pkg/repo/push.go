@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -136,7 +137,7 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 			WithHint("git -C %s switch %s", src.Dir, o.branch)
 	}
 	prefix := path.Join(path.Dir(dir), ".agent-push-"+path.Base(dir))
-	tmp := prefix + "." + token()
+	tmp := prefix + "." + ids.New()
 	line := command(receiveScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
 	p.report("copying the history into the guest")
 	if err := send(ctx, g, src, o, line, p); err != nil {

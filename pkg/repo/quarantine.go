@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 )
 
 // quarantine holds objects from a guest, beside a target's objects, until they are
@@ -34,7 +35,7 @@ func (t *target) quarantine(ctx context.Context) (*quarantine, error) {
 		return nil, err
 	}
 	q := &quarantine{git: t.git, objects: strings.TrimSuffix(out, "\n")}
-	q.dir = filepath.Join(q.objects, "tmp_objdir-incoming-"+token())
+	q.dir = filepath.Join(q.objects, "tmp_objdir-incoming-"+ids.New())
 	q.git.env = []string{"GIT_OBJECT_DIRECTORY=" + q.dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + alternate(q.objects)}
 	if err := os.MkdirAll(filepath.Join(q.dir, "pack"), 0o700); err != nil {
 		return nil, fmt.Errorf("receive the guest's commits: %w", err)

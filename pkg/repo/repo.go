@@ -10,7 +10,6 @@ package repo
 
 import (
 	"context"
-	"crypto/rand"
 	_ "embed"
 	"fmt"
 	"io"
@@ -123,5 +122,3 @@ func checkDir(dir string) error {
 	}
 	return nil
 }
-
-func token() string { return strings.ToLower(rand.Text()[:12]) }

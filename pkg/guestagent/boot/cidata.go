@@ -11,8 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/goccy/go-yaml"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 )
 
 // cidata is the content of the VM manager's seed disk, in cloud-init's format. It
@@ -211,30 +212,12 @@ func findAccount(g sys.Guest, name string) (account, error) {
 	return account{}, fmt.Errorf("no user %.40q", name)
 }
 
-// place writes a file unless it already holds the data. It publishes by rename, so
-// that readers see the old or the new file. It does not sync: a caller that places
-// several files syncs once, after the last.
-func place(g sys.Guest, path, data string, mode os.FileMode) (err error) {
+// place writes a file unless it already holds the data. It does not sync: a caller that
+// places several files syncs once, after the last.
+func place(g sys.Guest, path, data string, mode os.FileMode) error {
 	path = g.Path(path)
 	if old, err := os.ReadFile(path); err == nil && string(old) == data {
 		return nil
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write %s: %w", path, err)
-		}
-	}()
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, ".agent-*")
-	if err != nil {
-		return err
-	}
-	_, errWrite := f.WriteString(data)
-	if err := errors.Join(errWrite, f.Chmod(mode), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return os.Rename(f.Name(), path)
+	return sys.WriteUnflushed(path, []byte(data), mode)
 }

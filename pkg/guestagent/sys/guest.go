@@ -4,12 +4,12 @@
 package sys
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
@@ -40,31 +40,25 @@ func FromEnv() Guest {
 func (g Guest) Path(p string) string { return filepath.Join(g.Root, p) }
 
 // WriteFile replaces a file so that readers see the old or the new one, even after
-// a power failure.
-func WriteFile(path string, data []byte, mode os.FileMode) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write %s: %w", path, err)
-		}
-	}()
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+// a power failure. It creates missing directories.
+func WriteFile(path string, data []byte, mode os.FileMode) error {
+	return write(atomicfile.Write, path, data, mode)
+}
+
+// WriteUnflushed is like WriteFile, but leaves it to the caller to sync.
+func WriteUnflushed(path string, data []byte, mode os.FileMode) error {
+	return write(atomicfile.WriteUnflushed, path, data, mode)
+}
+
+func write(replace func(string, []byte, os.FileMode) error, path string, data []byte, mode os.FileMode) error {
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = replace(path, data, mode)
 	}
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
-		return err
+		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, errWrite := f.Write(data)
-	if err := errors.Join(errWrite, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return nil
 }
 
 // Text returns the text of a file in the guest, or "".

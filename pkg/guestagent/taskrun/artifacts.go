@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -26,6 +25,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 )
 
 // Files in the directory of a collection.
@@ -75,11 +75,7 @@ func (t Attempt) Collect(ctx context.Context, in io.Reader, out io.Writer) error
 	if err != nil {
 		return fail.New(fail.Usage, "%w", err)
 	}
-	var random [8]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return err
-	}
-	id := hex.EncodeToString(random[:])
+	id := ids.Hex(8)
 	// Earlier collections are obsolete, so remove them. A host that still asks for
 	// one gets an error and starts a new collection.
 	places := t.outPlaces()

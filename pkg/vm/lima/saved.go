@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/lima-vm/lima/pkg/instance/hostname"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
@@ -157,19 +158,12 @@ func (f *fork) identity(name, dir string) (guestproto.Identity, string, error) {
 	if err != nil {
 		return guestproto.Identity{}, "", err
 	}
-	id := make([]byte, 16+16+64)
-	_, _ = rand.Read(id) // crypto/rand documents that it never fails
-	machine, boot, seed := uuid(id[:16]), uuid(id[16:32]), id[32:]
+	seed := make([]byte, 64)
+	_, _ = rand.Read(seed) // crypto/rand documents that it never fails
 	return guestproto.Identity{
-		Hostname: hostname.FromInstName(name), MachineID: strings.ReplaceAll(machine, "-", ""), BootID: boot,
+		Hostname: hostname.FromInstName(name), MachineID: strings.ReplaceAll(uuid.NewString(), "-", ""), BootID: uuid.NewString(),
 		User: f.User, AuthorizedKey: f.AuthorizedKey, HostKey: string(private), MAC: limayaml.MACAddress(dir), Seed: seed,
 	}, public, nil
-}
-
-// uuid formats random bytes as a version 4 UUID, RFC 9562.
-func uuid(b []byte) string {
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // removeSynced removes a file durably.
