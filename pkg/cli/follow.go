@@ -21,7 +21,7 @@ func (a *app) follow(ctx context.Context, h ops.Host, s session.View, desired se
 	}
 	view := a.con.Steps()
 	defer view.Close()
-	if now.Session.State == desired {
+	if s.State == desired && now.Session.State == desired { // otherwise it got there meanwhile, perhaps with warnings
 		return now.Session, nil
 	}
 	watched, stop := watchKeeper(ctx, h, s)
@@ -51,11 +51,16 @@ func (a *app) follow(ctx context.Context, h ops.Host, s session.View, desired se
 				}
 			}
 		case session.EventPhase:
+			var p session.PhaseChange
+			if err := json.Unmarshal(ev.Data, &p); err != nil {
+				return s, err
+			}
 			cur, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: s.ID})
 			if err != nil {
 				return s, err
 			}
 			switch {
+			case cur.State == desired && p.To != desired: // the steps to it follow
 			case cur.State == desired:
 				return cur, nil
 			case cur.State == session.Broken && cur.Desired != session.Gone:

@@ -54,7 +54,7 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 		return err
 	}
 	g := s.Guest(client)
-	if err := (guestSetup{l.w}).redactSecretsOf(ctx, g); err != nil { // the screen may show them
+	if err := l.w.guestSetup().redactSecretsOf(ctx, g); err != nil { // the screen may show them
 		return err
 	}
 	// Only the latest observation counts, however fast they arrive.

@@ -74,7 +74,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 					return err
 				}
 				secrets, err = secret.ResolveInChild(ctx, b.w.Sessions.Self, refs)
-				guestSetup{b.w}.redactValues(slices.Collect(maps.Values(secrets))...)
+				b.w.guestSetup().redactValues(slices.Collect(maps.Values(secrets))...)
 				b.w.auditSecrets(ctx, was, refs, err)
 				return err
 			})
@@ -89,16 +89,16 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
 	if s.Status.Base == nil {
-		if err := (guestSetup{b.w}).readProject(ctx, s, conn, source); err != nil {
+		if err := b.w.guestSetup().readProject(ctx, s, conn, source); err != nil {
 			return err
 		}
 	}
-	if err := (guestSetup{b.w}).configure(ctx, s, gst, source, target, secrets); err != nil {
+	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets); err != nil {
 		return err
 	}
 	last, lctx := errgroup.WithContext(ctx)
-	last.Go(func() error { return guestSetup{b.w}.windows(lctx, s, gst) })
-	last.Go(func() error { return guestSetup{b.w}.finishIdentity(lctx, *s, gst) })
+	last.Go(func() error { return b.w.guestSetup().windows(lctx, s, gst) })
+	last.Go(func() error { return b.w.guestSetup().finishIdentity(lctx, *s, gst) })
 	if err := last.Wait(); err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 		// A standby VM that was taken before an interruption.
 		standby, err := golden.ReadStandby(b.w.Sessions.Config.Paths.Standby(s.ID))
 		if err == nil {
-			return standbys{b.w}.adoptStandby(ctx, s, standby)
+			return b.w.standbys().adoptStandby(ctx, s, standby)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -243,10 +243,10 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 				return err
 			}
 			if ok {
-				return standbys{b.w}.adoptStandby(ctx, s, standby)
+				return b.w.standbys().adoptStandby(ctx, s, standby)
 			}
 		}
-		if err := (standbys{b.w}).freeStandbyMemory(ctx, r.Memory); err != nil {
+		if err := b.w.standbys().freeStandbyMemory(ctx, r.Memory); err != nil {
 			return err
 		}
 		provisioned, program := "", ""

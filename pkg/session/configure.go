@@ -69,7 +69,7 @@ func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.
 		case <-gctx.Done():
 			return gctx.Err()
 		}
-		return homeFiles{gs.w}.copyHomeFiles(gctx, third, gst)
+		return gs.w.homeFiles().copyHomeFiles(gctx, third, gst)
 	})
 	if err := g.Wait(); err != nil {
 		return err

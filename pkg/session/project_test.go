@@ -54,7 +54,7 @@ func TestProjectFileOfTheCheckout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{})
 			s := put(t, w.Sessions, "aaaa11112222", "o/r", Creating, Ready, Status{Project: c.before})
-			if err := (guestSetup{w}).readProject(t.Context(), &s, c.guest, c.src); err != nil {
+			if err := w.guestSetup().readProject(t.Context(), &s, c.guest, c.src); err != nil {
 				t.Fatal(err)
 			}
 			stored, err := w.Sessions.Get(t.Context(), s.ID)

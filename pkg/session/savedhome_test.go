@@ -261,10 +261,10 @@ func TestDamagedSavedHome(t *testing.T) {
 func TestRestrictedSessionGetsNoHomeFiles(t *testing.T) {
 	w := newWorker(t, driver{})
 	w.Sessions.Config.Dotfiles = "/nowhere"
-	if err := (homeFiles{w}).copyHomeFiles(t.Context(), Session{}, guestclient.Guest{}); err == nil {
+	if err := w.homeFiles().copyHomeFiles(t.Context(), Session{}, guestclient.Guest{}); err == nil {
 		t.Error("copyHomeFiles of an unrestricted session = nil, want an error from looking for the dotfiles")
 	}
-	if err := (homeFiles{w}).copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guestclient.Guest{}); err != nil {
+	if err := w.homeFiles().copyHomeFiles(t.Context(), Session{Spec: Spec{Restricted: true}}, guestclient.Guest{}); err != nil {
 		t.Error(err)
 	}
 }

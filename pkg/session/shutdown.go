@@ -61,7 +61,7 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	}
 	g := s.Guest(conn)
 	var saving sync.WaitGroup
-	saving.Go(func() { homeFiles{w}.saveHome(whole, s, g) })
+	saving.Go(func() { w.homeFiles().saveHome(whole, s, g) })
 	if s.Status.Base != nil {
 		state, err := Work{Sessions: w.Sessions}.Unsaved(ctx, s, conn)
 		if err != nil {
@@ -91,11 +91,11 @@ func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 			return s, err
 		}
 	}
-	homeFiles{w}.saveHomeBeforeDestroy(ctx, s)
+	w.homeFiles().saveHomeBeforeDestroy(ctx, s)
 	err := w.step(ctx, s.ID, "remove VM, disks and keys", func(ctx context.Context, p vm.Progress) error {
 		return errors.Join(
 			w.KillLocal(ctx, s),
-			standbys{w}.releaseStandby(ctx, s.ID),
+			w.standbys().releaseStandby(ctx, s.ID),
 			w.Driver.Delete(ctx, s.VM()),
 			w.Sessions.Gateway(s).Stop(ctx),
 		)

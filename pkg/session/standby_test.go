@@ -45,7 +45,7 @@ func TestAdoptGoesOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := (standbys{w}).adoptStandby(t.Context(), &s, standby); err != nil {
+		if err := w.standbys().adoptStandby(t.Context(), &s, standby); err != nil {
 			t.Fatalf("adoptStandby with %d files moved = %v, want nil", moved, err)
 		}
 		if s.VM() != "standby-123456" || s.Status.From != golden.FromPool {

@@ -47,6 +47,11 @@ type Worker struct {
 	delivered bool // whether Redact knows the guest's secrets
 }
 
+// Each of these does a part of the Worker's work.
+func (w *Worker) guestSetup() guestSetup { return guestSetup{w} }
+func (w *Worker) homeFiles() homeFiles   { return homeFiles{w} }
+func (w *Worker) standbys() standbys     { return standbys{w} }
+
 // These limit the durations of the parts. Emulation is slow: a first boot that takes
 // half a minute under KVM takes several minutes under TCG.
 const (
@@ -179,7 +184,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		if err != nil {
 			return w.markBroken(keep, s, err)
 		}
-		standbys{w}.prepareNext(keep, s)
+		w.standbys().prepareNext(keep, s)
 		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Desired == Ready && s.Phase == Stopping:
 		// Finish stopping, then start: a shutdown in progress cannot be undone.
