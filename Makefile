@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS := -s -w -X github.com/agent-sessionizer/agent-sessionizer/pkg/cli.version=$(VERSION)
+LDFLAGS := -s -w -X github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app.Version=$(VERSION)
 TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0

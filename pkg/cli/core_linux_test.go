@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("TEST_HIDDEN_COMMAND") == "" {
 		testenv.Main(m, nil)
 	}
-	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv)}
+	a := &app.App{Con: console.New(os.Stdout, os.Stderr, os.Getenv)}
 	cmd := newHiddenCmds(a)[0]
 	cmd.Args, cmd.SilenceUsage = nil, true
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 // is QEMU, and the secret resolver.
 func TestNoCoreDumps(t *testing.T) {
 	root, _ := testRoot(t)
-	for _, c := range append(newHiddenCmds(&app{}), commandNamed(t, root, "serve")) {
+	for _, c := range append(newHiddenCmds(&app.App{}), commandNamed(t, root, "serve")) {
 		if c.PreRunE == nil {
 			t.Errorf("%s has no PreRunE, want one that forbids core dumps", c.Name())
 		}

@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/complete"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -32,7 +34,7 @@ func testRoot(t *testing.T) (*cobra.Command, *bytes.Buffer) {
 		t.Setenv(name, "")
 	}
 	var out bytes.Buffer
-	root := newRootCmd(&app{con: console.New(&out, &out, func(string) string { return "" }), redact: secret.NewRedactor()})
+	root := newRootCmd(&app.App{Con: console.New(&out, &out, func(string) string { return "" }), Redact: secret.NewRedactor()})
 	root.SetOut(&out)
 	root.SetErr(&out)
 	return root, &out
@@ -106,7 +108,7 @@ func TestEverythingCompletes(t *testing.T) {
 	for _, cmd := range visible(root) {
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { used[f.Name] = true })
 	}
-	for name := range (&app{}).flagValues() {
+	for name := range complete.FlagValues((&app.App{})) {
 		if !used[name] {
 			t.Errorf("flagValues() contains --%s, want only flags of a command", name)
 		}

@@ -2,11 +2,8 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"runtime/debug"
@@ -16,42 +13,44 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/sessioncmd"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gc"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/keeper"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
 // newHiddenCmds returns the commands that the program itself starts as processes. They
 // check their arguments like any other command, because users can type them, too.
-func newHiddenCmds(a *app) []*cobra.Command {
+func newHiddenCmds(a *app.App) []*cobra.Command {
 	cmds := []*cobra.Command{
 		{
-			Use: "keeper SESSION-ID", Args: usage(sessionID),
+			Use: "keeper SESSION-ID", Args: app.Usage(sessionID),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				cfg, err := a.settings()
+				cfg, err := a.Settings()
 				if err != nil {
 					return err
 				}
-				log, stop := a.ownLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, console.FormatJSON, "session", args[0])
+				log, stop := a.OwnLog(cmd.Context(), cfg.Paths.KeeperLog(args[0]), cfg.Log, console.FormatJSON, "session", args[0])
 				defer stop()
-				w, err := a.worker(cmd.Context(), log)
+				w, err := worker(cmd.Context(), a, log)
 				if err != nil {
 					return err
 				}
@@ -59,15 +58,15 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			Use: task.KeeperCommand + " TASK-ID", Args: usage(sessionID), // task ids have the same form
+			Use: task.KeeperCommand + " TASK-ID", Args: app.Usage(sessionID), // task ids have the same form
 			RunE: func(cmd *cobra.Command, args []string) error {
-				cfg, err := a.settings()
+				cfg, err := a.Settings()
 				if err != nil {
 					return err
 				}
-				log, stop := a.ownLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, console.FormatJSON, "task_id", args[0])
+				log, stop := a.OwnLog(cmd.Context(), task.Dir(cfg.Paths.TaskDir(args[0])).KeeperLog(), cfg.Log, console.FormatJSON, "task_id", args[0])
 				defer stop()
-				w, err := a.taskWorker(cmd.Context(), log)
+				w, err := taskWorker(cmd.Context(), a, log)
 				if err != nil {
 					return err
 				}
@@ -75,11 +74,11 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			Use: "attach-session SESSION-ID", Args: usage(sessionID),
+			Use: "attach-session SESSION-ID", Args: app.Usage(sessionID),
 			RunE: func(cmd *cobra.Command, args []string) error { return runAttach(cmd.Context(), a, args[0]) },
 		},
 		{
-			Use: secret.ChildCommand, Args: usage(cobra.NoArgs),
+			Use: secret.ChildCommand, Args: app.Usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return secret.Main(cmd.Context(), os.Stdin, os.Stdout, secret.Options{OnePassword: onepassword.Resolve, Desktop: onepassword.Desktop})
 			},
@@ -96,7 +95,7 @@ func newHiddenCmds(a *app) []*cobra.Command {
 			},
 		},
 		{
-			Use: gateway.Command + " DIR", Args: usage(cobra.ExactArgs(1)),
+			Use: gateway.Command + " DIR", Args: app.Usage(cobra.ExactArgs(1)),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				// Run in the gateway's directory, which may be renamed while the gateway
 				// runs.
@@ -104,37 +103,37 @@ func newHiddenCmds(a *app) []*cobra.Command {
 					return fail.New(fail.Host, "enter gateway directory: %w", err)
 				}
 				// The gateway reads no settings; its directory contains its configuration.
-				log, stop := a.ownLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
+				log, stop := a.OwnLog(cmd.Context(), gateway.LogFile("."), config.Log{}, console.FormatJSON)
 				defer stop()
 				return gateway.Main(cmd.Context(), ".", log)
 			},
 		},
 		{
-			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK", Args: app.Usage(cobra.ExactArgs(4)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runPrepare(cmd.Context(), a, args) },
 		},
 		{
-			Use: repo.DialCommand + " HOST PORT", Args: usage(cobra.ExactArgs(2)),
+			Use: repo.DialCommand + " HOST PORT", Args: app.Usage(cobra.ExactArgs(2)),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return repo.DialMain(cmd.Context(), args[0], args[1], os.Stdin, os.Stdout)
 			},
 		},
 		{
-			Use: sweepCommand, Args: usage(cobra.NoArgs),
+			Use: app.SweepCommand, Args: app.Usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
 		},
 		{
-			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK", Args: usage(cobra.ExactArgs(4)),
+			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK", Args: app.Usage(cobra.ExactArgs(4)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runPrepareImage(cmd.Context(), a, args) },
 		},
 		{
 			Use: "fake-vm", DisableFlagParsing: true,
-			RunE: func(cmd *cobra.Command, args []string) error { return fakeMain(cmd.Context(), args) },
+			RunE: func(cmd *cobra.Command, args []string) error { return app.FakeMain(cmd.Context(), args) },
 		},
 	}
 	for _, c := range cmds {
 		c.Hidden = true
-		c.PreRunE = func(*cobra.Command, []string) error { return forbidCoreDumps() }
+		c.PreRunE = func(*cobra.Command, []string) error { return app.ForbidCoreDumps() }
 	}
 	return cmds
 }
@@ -145,8 +144,8 @@ const prepareImageCommand = "prepare-image"
 // runPrepare prepares in the background what makes the next session start faster. Standby VMs
 // become sessions, so they must run at normal priority. Therefore a separate process makes
 // the files at a low one.
-func runPrepare(ctx context.Context, a *app, args []string) error {
-	self, err := self()
+func runPrepare(ctx context.Context, a *app.App, args []string) error {
+	self, err := app.Self()
 	if err != nil {
 		return err
 	}
@@ -155,7 +154,7 @@ func runPrepare(ctx context.Context, a *app, args []string) error {
 	if err := files.Run(); err != nil {
 		return fail.New(fail.Failure, "%s: %w", prepareImageCommand, err)
 	}
-	cfg, maker, size, err := a.prepareAhead(args)
+	cfg, maker, size, err := prepareAhead(a, args)
 	if err != nil {
 		return err
 	}
@@ -163,27 +162,27 @@ func runPrepare(ctx context.Context, a *app, args []string) error {
 	if err != nil {
 		return err
 	}
-	return fillPool(ctx, a, maker, cfg.Prepare, made, size)
+	return imagecmd.FillPool(ctx, a, maker, cfg.Prepare, made, size)
 }
 
 // runPrepareImage makes image files. It lowers its priority, and that of all processes it
 // starts, in favour of what people wait for.
-func runPrepareImage(ctx context.Context, a *app, args []string) error {
+func runPrepareImage(ctx context.Context, a *app.App, args []string) error {
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return err
 	}
-	cfg, maker, size, err := a.prepareAhead(args)
+	cfg, maker, size, err := prepareAhead(a, args)
 	if err != nil {
 		return err
 	}
-	_, err = prepareImage(ctx, a, maker, cfg.Prepare, args[0], size)
+	_, err = imagecmd.PrepareImage(ctx, a, maker, cfg.Prepare, args[0], size)
 	return err
 }
 
 // prepareAhead returns what session.AheadCommand works with.
-func (a *app) prepareAhead(args []string) (*config.Config, *golden.Maker, config.Resources, error) {
-	cfg, err1 := a.settings()
-	maker, err2 := a.maker()
+func prepareAhead(a *app.App, args []string) (*config.Config, *golden.Maker, config.Resources, error) {
+	cfg, err1 := a.Settings()
+	maker, err2 := imagecmd.Maker(a)
 	size, err3 := parseSize(args)
 	return cfg, maker, size, errors.Join(err1, err2, err3)
 }
@@ -213,32 +212,32 @@ func sessionID(cmd *cobra.Command, args []string) error {
 // runAttach runs in the local tmux session. It shows the work on the session until it is
 // ready, and then attaches the guest's tmux to this terminal. If it ends other than by
 // detaching, it keeps the reason on the screen, because the pane would disappear with it.
-func runAttach(ctx context.Context, a *app, id string) error {
-	h, err := a.quietHost(ctx)
+func runAttach(ctx context.Context, a *app.App, id string) error {
+	h, err := a.QuietHost(ctx)
 	if err != nil {
 		return err
 	}
 	for {
-		err := a.attachGuest(ctx, h, id)
+		err := attachGuest(ctx, a, h, id)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		if code, ok := errors.AsType[remoteExit](err); ok {
-			a.con.Say("the guest's tmux ended with %v", code)
+		if code, ok := errors.AsType[app.RemoteExit](err); ok {
+			a.Con.Say("the guest's tmux ended with %v", code)
 		} else {
-			a.con.Fail(err)
+			a.Con.Fail(err)
 		}
-		key, kerr := a.key("Press r to retry, Enter to close this window. ", "r\rq")
+		key, kerr := a.Key("Press r to retry, Enter to close this window. ", "r\rq")
 		if kerr != nil || key != 'r' {
 			return errors.Join(err, kerr)
 		}
 		if _, err := ops.StartSession.On(ctx, h, ops.SessionPath{ID: id}); err != nil {
-			a.con.Fail(err)
+			a.Con.Fail(err)
 		}
 	}
 }
 
-func (a *app) attachGuest(ctx context.Context, h ops.Host, id string) error {
+func attachGuest(ctx context.Context, a *app.App, h ops.Host, id string) error {
 	s, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: id})
 	if err != nil {
 		return err
@@ -248,39 +247,23 @@ func (a *app) attachGuest(ctx context.Context, h ops.Host, id string) error {
 			return fail.New(fail.Conflict, "session %s is %s", s.Name, s.State).WithHint("agent-sessionizer open %s", s.Name)
 		}
 		if s.State == session.Broken {
-			return broken(s)
+			return app.Broken(s)
 		}
-		a.con.Say("%s of %s", s.Name, s.DisplayName())
-		if s, err = a.follow(ctx, h, s, session.Ready); err != nil {
+		a.Con.Say("%s of %s", s.Name, s.DisplayName())
+		if s, err = app.Follow(ctx, a, h, s, session.Ready); err != nil {
 			return err
 		}
 	}
 	// The login shell is zsh, which expands a bare =agent to the path of a command.
-	return a.terminal(ctx, h, s, ssh.Quote(s.Root+guestclient.ReadyTmux, "-d", s.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+	return sessioncmd.Terminal(ctx, a, h, s, ssh.Quote(s.Root+guestclient.ReadyTmux, "-d", s.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
 }
-
-// copyToClipboard passes what the guest copied to the local tmux, which passes it to the
-// terminal. The guest can write the clipboard but never read it.
-func copyToClipboard(ctx context.Context, name string) func([]byte) {
-	return func(b []byte) {
-		if os.Getenv("TMUX") == "" {
-			return
-		}
-		if err := (tmux.Client{}).Copy(ctx, name, b); err != nil {
-			slog.Debug("failed to copy to clipboard", "error", err)
-		}
-	}
-}
-
-// quietLog discards what a driver logs for a command that shows progress itself.
-func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func newCompletionCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "completion bash|zsh|fish", Short: "Print a shell completion script",
 		Example: `  agent-sessionizer completion zsh >"${fpath[1]}/_agent-sessionizer"
   source <(agent-sessionizer completion bash)`,
-		Args: usage(cobra.ExactArgs(1)), ValidArgs: []string{"bash", "zsh", "fish"},
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch args[0] {
 			case "bash":
@@ -295,16 +278,16 @@ func newCompletionCmd() *cobra.Command {
 	}
 }
 
-func newVersionCmd(a *app) *cobra.Command {
+func newVersionCmd(a *app.App) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
+		Use: "version", Short: "Print the version", Args: app.Usage(cobra.NoArgs),
 		Example: `  agent-sessionizer version`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
-				return a.con.JSON(map[string]string{"version": version})
+				return a.Con.JSON(map[string]string{"version": app.Version})
 			}
-			a.printf("agent-sessionizer %s\n", version)
+			a.Printf("agent-sessionizer %s\n", app.Version)
 			return nil
 		},
 	}
@@ -312,33 +295,31 @@ func newVersionCmd(a *app) *cobra.Command {
 	return cmd
 }
 
-// printEvent prints one event of a session's log.
-func (a *app) printEvent(ev store.Event, asJSON bool) error {
-	if asJSON {
-		return a.jsonLine(ev)
+// runSweep implements sweepCommand. Only one sweep runs at a time.
+func runSweep(ctx context.Context, a *app.App) error {
+	cfg, err := a.Settings()
+	if err != nil {
+		return err
 	}
-	at := ev.At.Local().Format("15:04:05.000")
-	switch ev.Kind {
-	case session.EventPhase:
-		var p session.PhaseChange
-		if err := json.Unmarshal(ev.Data, &p); err != nil {
-			return err
-		}
-		a.printf("%s  %s → %s (desired: %s) %s\n", at, p.From, p.To, p.Desired, p.Reason)
-	case session.EventStep:
-		var st lifecycle.Step
-		if err := json.Unmarshal(ev.Data, &st); err != nil {
-			return err
-		}
-		a.printf("%s  %6.1fs  %-8s %s  %s\n", at, st.Elapsed().Seconds(), st.State, st.Name, st.Detail)
-	case session.EventWarning:
-		var w lifecycle.Warning
-		if err := json.Unmarshal(ev.Data, &w); err != nil {
-			return err
-		}
-		a.printf("%s  warning: %s\n", at, w.Message)
-	default:
-		a.printf("%s  %s %s\n", at, ev.Kind, ev.Data)
+	lock, free, err := lockfile.Try(app.SweepLock(cfg.Paths))
+	if err != nil || !free {
+		return err
 	}
-	return nil
+	defer lock.Unlock()
+	// Set the time before the work, so that a failing sweep is not repeated by every
+	// command.
+	if err := os.WriteFile(app.SweepLog(cfg.Paths), nil, 0o600); err != nil {
+		return fail.New(fail.Host, "create sweep log: %w", err)
+	}
+	now := time.Now() // writing nothing to an empty file may not change its time
+	if err := os.Chtimes(app.SweepLog(cfg.Paths), now, now); err != nil {
+		return fail.New(fail.Host, "set time of sweep log: %w", err)
+	}
+	log, stop := a.OwnLog(ctx, app.SweepLog(cfg.Paths), cfg.Log, console.FormatJSON)
+	defer stop()
+	report, err := imagecmd.Prune(ctx, a, app.SweepCommand, imagecmd.PruneOptions{}, gc.Orphans()...)
+	for _, o := range report.Removed {
+		log.InfoContext(ctx, "orphan removed", "kind", o.Kind, "name", o.Name, "bytes", o.Size, "reason", o.Why)
+	}
+	return err
 }

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -16,42 +15,40 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/complete"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/netcmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/servecmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/sessioncmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/setupcmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/taskcmd"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// version is set at build time.
-var version = "dev"
-
 // Main runs the command line in os.Args and returns the exit status.
 func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	a := &app{con: console.New(os.Stdout, os.Stderr, os.Getenv), redact: secret.NewRedactor()}
-	defer a.close()
-	slog.SetDefault(a.con.Logger(console.Log{Level: slog.LevelWarn, Redact: a.redact})) // until the settings are loaded
+	a := &app.App{Con: console.New(os.Stdout, os.Stderr, os.Getenv), Redact: secret.NewRedactor()}
+	defer a.Close()
+	slog.SetDefault(a.Con.Logger(console.Log{Level: slog.LevelWarn, Redact: a.Redact})) // until the settings are loaded
 	root := newRootCmd(a)
-	err := root.ExecuteContext(withTrace(ctx))
-	return a.exitCode(ctx, err)
+	err := root.ExecuteContext(app.WithTrace(ctx))
+	return exitCode(ctx, a, err)
 }
-
-// remoteExit is the exit status of a command that ran in a guest. It becomes this program's
-// exit status unchanged.
-type remoteExit int
-
-func (e remoteExit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 // exitCode prints err, unless it needs no message, and returns the exit status. This is the
 // only place where errors become messages and exit codes.
-func (a *app) exitCode(ctx context.Context, err error) int {
+func exitCode(ctx context.Context, a *app.App, err error) int {
 	if err == nil {
 		return 0
 	}
-	if code, ok := errors.AsType[remoteExit](err); ok {
+	if code, ok := errors.AsType[app.RemoteExit](err); ok {
 		return int(code)
 	}
 	code := fail.CodeOf(err)
@@ -66,14 +63,14 @@ func (a *app) exitCode(ctx context.Context, err error) int {
 	case errors.Is(err, ssh.ErrUnreachable) && fail.HintOf(err) == "":
 		err = fail.New(code, "%w", err).WithHint("agent-sessionizer list")
 	}
-	if text := err.Error(); a.redact.Redact(text) != text {
-		err = fail.New(code, "%s", a.redact.Redact(text)).WithHint("%s", a.redact.Redact(fail.HintOf(err)))
+	if text := err.Error(); a.Redact.Redact(text) != text {
+		err = fail.New(code, "%s", a.Redact.Redact(text)).WithHint("%s", a.Redact.Redact(fail.HintOf(err)))
 	}
-	a.con.Fail(err)
+	a.Con.Fail(err)
 	return int(code)
 }
 
-func newRootCmd(a *app) *cobra.Command {
+func newRootCmd(a *app.App) *cobra.Command {
 	var o rootOptions
 	cmd := &cobra.Command{
 		Use:   "agent-sessionizer [REPO]",
@@ -93,22 +90,22 @@ everything else to standard error. Commands that show something have --json.`),
 		Args:              oneRepo,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
-		Version:           version,
+		Version:           app.Version,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		ValidArgsFunction: a.completeRepos,
+		ValidArgsFunction: complete.CompleteRepos(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.open.given = changedFlags(cmd)
+			o.open.Given = app.ChangedFlags(cmd)
 			err := runRoot(cmd.Context(), a, o, args)
-			if _, ok := errors.AsType[notRepoError](err); ok {
-				if hint := suggestCommand(cmd, args, o.open.given...); hint != "" {
+			if _, ok := errors.AsType[app.NotRepoError](err); ok {
+				if hint := suggestCommand(cmd, args, o.open.Given...); hint != "" {
 					return fail.New(fail.CodeOf(err), "%w", err).WithHint("%s", hint)
 				}
 			}
 			return err
 		},
 	}
-	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkHost(cmd) }
-	cmd.PersistentFlags().StringVar(&a.chosen, "host", "", "`HOST` to work on: a context, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkHost(a, cmd) }
+	cmd.PersistentFlags().StringVar(&a.Chosen, "host", "", "`HOST` to work on: a context, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
 		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // arguments before the wrong flag
@@ -120,17 +117,17 @@ everything else to standard error. Commands that show something have --json.`),
 	f.BoolVar(&o.list, "list", false, "list sessions, like the list command")
 	f.StringVar(&o.stop, "stop", "", "`REPO` whose session to stop, like the stop command")
 	f.StringVar(&o.destroy, "destroy", "", "`REPO` whose session to destroy, like the destroy command")
-	f.BoolVar(&o.open.json, "json", false, "print JSON, with --list or REPO")
+	f.BoolVar(&o.open.JSON, "json", false, "print JSON, with --list or REPO")
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
-	o.open.flags(f)
-	addClient(cmd, &o.open.client)
+	o.open.Flags(f)
+	sessioncmd.AddClient(cmd, &o.open.Client)
 	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended tasks:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
-		"session": {newOpenCmd(a), newListCmd(a), newStatusCmd(a), newNextCmd(a), newLastCmd(a), newStartCmd(a), newStopCmd(a), newDestroyCmd(a), newLogsCmd(a), newHomeCmd(a)},
-		"work":    {newExecCmd(a), newSSHCmd(a), newSSHConfigCmd(a), newCpCmd(a), newDiffCmd(a), newFetchCmd(a), newNetCmd(a), newPortsCmd(a)},
-		"tasks":   {newTaskCmd(a), newServeCmd(a)},
-		"setup":   {newImageCmd(a), newSecretsCmd(a), newConfigCmd(a), newContextCmd(a), newTmuxCmd(a), newTrustCmd(a), newDoctorCmd(a), newPruneCmd(a), newAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
-		"":        slices.Concat(newHiddenCmds(a), newPickerCmds(a), newTopics()),
+		"session": {sessioncmd.NewOpenCmd(a), sessioncmd.NewListCmd(a), sessioncmd.NewStatusCmd(a), sessioncmd.NewNextCmd(a), sessioncmd.NewLastCmd(a), sessioncmd.NewStartCmd(a), sessioncmd.NewStopCmd(a), sessioncmd.NewDestroyCmd(a), sessioncmd.NewLogsCmd(a), sessioncmd.NewHomeCmd(a)},
+		"work":    {sessioncmd.NewExecCmd(a), sessioncmd.NewSSHCmd(a), sessioncmd.NewSSHConfigCmd(a), sessioncmd.NewCpCmd(a), sessioncmd.NewDiffCmd(a), sessioncmd.NewFetchCmd(a), netcmd.NewNetCmd(a), sessioncmd.NewPortsCmd(a)},
+		"tasks":   {taskcmd.NewTaskCmd(a), servecmd.NewServeCmd(a)},
+		"setup":   {imagecmd.NewImageCmd(a), setupcmd.NewSecretsCmd(a), setupcmd.NewConfigCmd(a), setupcmd.NewContextCmd(a), setupcmd.NewTmuxCmd(a), sessioncmd.NewTrustCmd(a), setupcmd.NewDoctorCmd(a), imagecmd.NewPruneCmd(a), setupcmd.NewAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"":        slices.Concat(newHiddenCmds(a), sessioncmd.NewPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {
 			c.GroupID = group
@@ -138,9 +135,9 @@ everything else to standard error. Commands that show something have --json.`),
 		}
 	}
 	cmd.SetHelpCommandGroupID("setup")
-	finishFlags(cmd, a.flagValues())
-	cmd.SetOut(a.con.Out)
-	cmd.SetErr(a.con.Err)
+	complete.FinishFlags(cmd, complete.FlagValues(a))
+	cmd.SetOut(a.Con.Out)
+	cmd.SetErr(a.Con.Err)
 	return cmd
 }
 
@@ -148,32 +145,32 @@ type rootOptions struct {
 	list    bool
 	stop    string
 	destroy string
-	open    openOptions
+	open    sessioncmd.OpenOptions
 }
 
-func runRoot(ctx context.Context, a *app, o rootOptions, args []string) error {
+func runRoot(ctx context.Context, a *app.App, o rootOptions, args []string) error {
 	switch {
 	case o.list:
-		return runList(ctx, a, listOptions{json: o.open.json})
+		return sessioncmd.RunList(ctx, a, sessioncmd.ListOptions{JSON: o.open.JSON})
 	case o.stop != "":
-		return runStop(ctx, a, stopOptions{}, []string{o.stop})
+		return sessioncmd.RunStop(ctx, a, sessioncmd.StopOptions{}, []string{o.stop})
 	case o.destroy != "":
-		return runDestroy(ctx, a, destroyOptions{}, []string{o.destroy})
+		return sessioncmd.RunDestroy(ctx, a, sessioncmd.DestroyOptions{}, []string{o.destroy})
 	case len(args) == 1:
-		return runOpen(ctx, a, o.open, args[0])
+		return sessioncmd.RunOpen(ctx, a, o.open, args[0])
 	}
-	return runPick(ctx, a, o.open)
+	return sessioncmd.RunPick(ctx, a, o.open)
 }
 
 // oneRepo accepts at most one argument. If there are more, the first was probably meant as
 // a command.
 func oneRepo(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		if hint := suggestCommand(cmd, args, changedFlags(cmd)...); hint != "" {
+		if hint := suggestCommand(cmd, args, app.ChangedFlags(cmd)...); hint != "" {
 			return fail.New(fail.Usage, "unknown command %q", args[0]).WithHint("%s", hint)
 		}
 	}
-	return usage(cobra.MaximumNArgs(1))(cmd, args)
+	return app.Usage(cobra.MaximumNArgs(1))(cmd, args)
 }
 
 // suggestCommand suggests commands that the user probably meant, if the first of args resembles the
@@ -190,34 +187,26 @@ func suggestCommand(root *cobra.Command, args []string, flags ...string) string 
 	return strings.Join(hints, ", or: ")
 }
 
-// changedFlags returns the flags that were set on cmd, as arguments.
-func changedFlags(cmd *cobra.Command) []string {
-	var args []string
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		values := []string{f.Value.String()}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			values = list.GetSlice()
-		}
-		for _, v := range values {
-			switch f.NoOptDefVal {
-			case "":
-				args = append(args, "--"+f.Name, v)
-			case v:
-				args = append(args, "--"+f.Name)
-			default:
-				args = append(args, "--"+f.Name+"="+v)
-			}
-		}
-	})
-	return args
+// anyHost lists the commands that work on every host. The others work only on this one, and
+// refuse another, so that it is never changed instead of it.
+var anyHost = []string{
+	"", "open", "list", "status", "next", "last", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "diff", "fetch",
+	"net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
 }
 
-// usage turns cobra's errors about arguments into usage errors.
-func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return fail.New(fail.Usage, "%w", err).WithHint("%s --help", cmd.CommandPath())
-		}
+// checkHost refuses a command that works only on this host if another is chosen.
+func checkHost(a *app.App, cmd *cobra.Command) error {
+	_, name, _ := strings.Cut(cmd.CommandPath(), " ")
+	if slices.ContainsFunc(anyHost, func(any string) bool { return name == any || any != "" && strings.HasPrefix(name, any+" ") }) {
 		return nil
 	}
+	if cmd.Hidden { // processes of this host
+		a.Chosen = app.ThisHost
+		return nil
+	}
+	to, err := app.Context(a)
+	if err != nil || to.URL == "" {
+		return err
+	}
+	return fail.New(fail.Usage, "%s works only on this host, but %s is chosen", cmd.CommandPath(), to.URL).WithHint("%s --host %s", cmd.CommandPath(), app.ThisHost)
 }

@@ -12,18 +12,19 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
 // Manual pages are generated from the help of the commands, so that the two agree. cobra's
 // own generator goes through Markdown, which would add two parsers to the program.
 
-func newManCmd(a *app) *cobra.Command {
+func newManCmd(a *app.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "man [DIR]", Short: "Print the manual page, or write all pages to a directory",
 		Example: `  agent-sessionizer man | man -l -
   agent-sessionizer man ~/.local/share/man/man1`,
-		Args: usage(cobra.MaximumNArgs(1)),
+		Args: app.Usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -32,7 +33,7 @@ func newManCmd(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				a.printf("%s", manPage(cmd.Root()))
+				a.Printf("%s", manPage(cmd.Root()))
 				return nil
 			}
 			return writeManPages(cmd.Root(), args[0])
@@ -68,7 +69,7 @@ func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandP
 // manPage returns the page of one command, in man(7) format.
 func manPage(cmd *cobra.Command) string {
 	var p page
-	p.line(`.TH "%s" 1 "%s" "agent-sessionizer %s" "agent-sessionizer"`, roff(strings.ToUpper(manName(cmd))), manDate().Format("2006-01-02"), roff(version))
+	p.line(`.TH "%s" 1 "%s" "agent-sessionizer %s" "agent-sessionizer"`, roff(strings.ToUpper(manName(cmd))), manDate().Format("2006-01-02"), roff(app.Version))
 	p.section("NAME")
 	p.line(`%s \- %s`, roff(manName(cmd)), roff(cmd.Short))
 	p.section("SYNOPSIS")

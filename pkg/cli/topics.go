@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -52,7 +53,7 @@ func environment() (all []entry) {
 
 // otherVariables are those that are not settings.
 var otherVariables = []entry{
-	{hostVariable, "host that commands work on, like --host"},
+	{app.HostVariable, "host that commands work on, like --host"},
 	{"AGENT_SESSIONIZER_TOKEN", "token for an https:// host that is not a context"},
 	{"TRACEPARENT", "trace id for logs, as in W3C Trace Context"},
 	{"AGENT_SESSIONIZER_ACCEL", "kvm or tcg; skips the check"},

@@ -32,14 +32,7 @@ var GetUnsaved = Operation[SessionPath, Unsaved]{Spec{
 
 func destroySession(ctx context.Context, e *Engine, r *DestroyRequest) (session.View, error) {
 	return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-		switch s.Phase {
-		case session.Gone:
-			return s, nil
-		case session.Destroying:
-		default:
-			if r.Force {
-				break
-			}
+		if !r.Force {
 			if lost := e.unsaved(ctx, s); lost.What != "" {
 				return s, fail.New(fail.Conflict, "destroying %s would lose work: %s", s.Name, lost.What).
 					WithHint("%s, or: agent-sessionizer destroy --force %s", lost.Hint, s.Name)

@@ -166,6 +166,9 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 	}
 	row, err := m.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 		from := Phase(row.Phase)
+		if from == Gone && desired == Gone { // its keeper was faster
+			return store.Event{}, nil
+		}
 		if from == Gone || (from == Destroying && desired != Gone) {
 			return store.Event{}, fail.New(fail.Conflict, "session %s is %s", row.Name, row.Phase).WithHint("agent-sessionizer list")
 		}
@@ -192,7 +195,7 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 	if err != nil {
 		return s, err
 	}
-	if s, err = read(row, nil); err != nil {
+	if s, err = read(row, nil); err != nil || s.Phase == Gone {
 		return s, err
 	}
 	return s, m.wake(ctx, s.ID)

@@ -151,7 +151,7 @@ func TestWantFromEveryPhase(t *testing.T) {
 		{Starting, Starting, Starting, Starting},
 		{Broken, Creating, Stopping, Broken}, // a retry of what failed
 		{Destroying, no, no, Destroying},
-		{Gone, no, no, no},
+		{Gone, no, no, Gone},
 	} {
 		for desired, to := range map[Phase]Phase{Ready: c.ready, Stopped: c.stopped, Gone: c.gone} {
 			for _, was := range []Phase{Ready, Stopped, Gone} {
@@ -175,6 +175,12 @@ func TestWantFromEveryPhase(t *testing.T) {
 						if fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" || len(told) != 0 ||
 							gerr != nil || stored.Phase != c.from || stored.Desired != was || woken(t, m, s.ID) {
 							t.Fatalf("SetDesired = %v (hint %q), %d changes reported, stored phase %s, desired %s, %v, want code %v with a hint, no change", err, fail.HintOf(err), len(told), stored.Phase, stored.Desired, gerr, fail.Conflict)
+						}
+						return
+					}
+					if c.from == Gone {
+						if err != nil || got.Phase != Gone || len(told) != 0 || woken(t, m, s.ID) {
+							t.Fatalf("SetDesired = phase %s, %v, %d changes reported, want %s, nil, none, and no keeper", got.Phase, err, len(told), Gone)
 						}
 						return
 					}

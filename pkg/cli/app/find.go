@@ -1,0 +1,130 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+)
+
+// IsLocalImage makes a relative image path from the command line absolute. "" stays "".
+func IsLocalImage(text string) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find working directory: %w", err)
+	}
+	ref, err := config.ParseImageRef(text, dir)
+	return ref.String(), err
+}
+
+// NotRepoError is the error for a word that is neither a session nor a repository.
+type NotRepoError struct{ error }
+
+func (e NotRepoError) Unwrap() error { return e.error }
+
+// ResolveRepo finds a session by name, id or repository. If what is a repository without a
+// session, resolveRepo returns the repository in ref, with a fail.NotFound error.
+func ResolveRepo(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, err error) {
+	s, findErr := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
+	if fail.CodeOf(findErr) != fail.NotFound {
+		ref.Branch = branchOf(what)
+		return s, ref, findErr
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return s, ref, fail.New(fail.Host, "find working directory: %w", err)
+	}
+	if ref, err = repo.Parse(what, cwd); err != nil {
+		return s, repo.Ref{}, NotRepoError{err}
+	}
+	s, err = ops.FindSession.On(ctx, h, ops.FindRequest{Name: ref.Key})
+	return s, ref, err
+}
+
+// FindSession finds a session by name, id, repository or the path of a local clone.
+func FindSession(ctx context.Context, h ops.Host, what string) (session.View, error) {
+	s, err := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
+	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
+		if at, _, aerr := ResolveRepo(ctx, h, what); aerr == nil {
+			return at, nil
+		}
+	}
+	return s, err
+}
+
+// branchOf returns the branch of owner/repo@branch.
+func branchOf(what string) string {
+	if repo.KeyOf(what) == "" || strings.Contains(what, ":") {
+		return ""
+	}
+	_, branch, _ := strings.Cut(what, "@")
+	return branch
+}
+
+// preflight reports immediately what would otherwise fail a minute later.
+func (a *App) preflight(ctx context.Context) error {
+	driver, err := a.Driver(QuietLog())
+	if err != nil {
+		return err
+	}
+	if errs := driver.Check(ctx); len(errs) > 0 {
+		if len(errs) == 1 {
+			return errs[0]
+		}
+		return fail.New(fail.Host, "%w", errors.Join(errs...)).WithHint("agent-sessionizer doctor")
+	}
+	return nil
+}
+
+// Named finds the session for commands that do not need a running VM.
+func Named(ctx context.Context, a *App, what string) (ops.Host, session.View, error) {
+	h, err := a.Host(ctx)
+	if err != nil {
+		return nil, session.View{}, err
+	}
+	s, err := FindSession(ctx, h, what)
+	return h, s, err
+}
+
+// Running finds a session and ensures that it accepts logins. It waits for a session that
+// is being created or started, but does not start a stopped one without the user's request.
+func Running(ctx context.Context, a *App, what string) (ops.Host, session.View, error) {
+	h, s, err := Named(ctx, a, what)
+	if err != nil {
+		return nil, s, err
+	}
+	switch {
+	case s.State == session.Ready:
+	case s.Desired == session.Ready && (s.State == session.Creating || s.State == session.Starting):
+		s, err = Follow(ctx, a, h, s, session.Ready)
+	case s.State == session.Broken && s.Reachable:
+		a.Con.Say("%s", s.Name+" is broken: "+s.Message())
+	default:
+		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.State).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return h, s, err
+}
+
+// RepoKey parses --repo, in the syntax of the settings files or of open.
+func RepoKey(what string) (config.RepoKey, error) {
+	if key, ok := config.ParseRepoKey(what); ok || what == "" {
+		return key, nil
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return "", fail.New(fail.Host, "find working directory: %w", err)
+	}
+	ref, err := repo.Parse(what, cwd)
+	return config.RepoKey(ref.Key), err
+}

@@ -1,0 +1,100 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+)
+
+// HostVariable is the environment variable that chooses the host, like --host.
+const HostVariable = "AGENT_SESSIONIZER_HOST"
+
+// ThisHost is the context of this host.
+const ThisHost = "local"
+
+// lookUp returns the context of a name or a URL. This host has the empty one.
+func lookUp(c config.Contexts, name string) (config.Context, error) {
+	if name == "" || name == ThisHost {
+		return config.Context{}, nil
+	}
+	if strings.Contains(name, "://") {
+		return config.Context{URL: name, Token: "env:AGENT_SESSIONIZER_TOKEN"}, nil
+	}
+	found, ok := c.Contexts[name]
+	if !ok {
+		return found, NoContext(c, name)
+	}
+	return found, nil
+}
+
+func NoContext(c config.Contexts, name string) error {
+	known := append([]string{ThisHost}, slices.Sorted(maps.Keys(c.Contexts))...)
+	return fail.New(fail.NotFound, "no context %q; there are %s", name, strings.Join(known, ", ")).
+		WithHint("agent-sessionizer context add NAME URL")
+}
+
+// HostName returns the host that the command works on, as --host takes it.
+func HostName(a *App, c config.Contexts) string {
+	return cmp.Or(a.Chosen, os.Getenv(HostVariable), c.Current, ThisHost)
+}
+
+// Context returns the other host that the command works on, or the empty context for this
+// host.
+func Context(a *App) (config.Context, error) {
+	c, err := Contexts(a)
+	if err != nil {
+		return config.Context{}, err
+	}
+	return lookUp(c, HostName(a, c))
+}
+
+func Contexts(a *App) (config.Contexts, error) {
+	paths, err := config.DefaultPaths()
+	if err != nil {
+		return config.Contexts{}, err
+	}
+	return config.ReadContexts(paths)
+}
+
+// remote returns the other host that the command works on, or nil for this host.
+func (a *App) remote(ctx context.Context) (ops.Host, error) {
+	to, err := Context(a)
+	if err != nil || to.URL == "" {
+		return nil, err
+	}
+	target := client.Target{URL: to.URL}
+	if strings.HasPrefix(to.URL, "http") {
+		if target.Token, err = token(ctx, a, to); err != nil {
+			return nil, err
+		}
+	}
+	return client.New(target)
+}
+
+// token resolves the token of a context.
+func token(ctx context.Context, a *App, to config.Context) (string, error) {
+	self, err := Self()
+	if err != nil {
+		return "", err
+	}
+	ref, err := secret.ParseRef("AGENT_SESSIONIZER_TOKEN", to.Token)
+	if err != nil {
+		return "", err
+	}
+	values, err := secret.ResolveInChild(ctx, self, []secret.Ref{ref})
+	if err != nil {
+		return "", err
+	}
+	value := values[ref.Name]
+	a.Redact.Add(value)
+	return value.Reveal(), nil
+}

@@ -1,0 +1,354 @@
+// Package complete has what the shells offer for arguments and flags.
+package complete
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+)
+
+// Completion only reads files and the store. It starts nothing, creates nothing and
+// contacts no VM. If an error occurs, it offers nothing, because the user is in the middle
+// of typing a line.
+
+// CompletionTime limits the time of a completion. A prompt that hangs is worse than one
+// without offers.
+const CompletionTime = time.Second
+
+// A Lister returns values, each optionally followed by "\t" and a description.
+type Lister func(cmd *cobra.Command, args []string) []string
+
+// CompleteArgs completes positional arguments in order, and offers nothing after the last.
+func CompleteArgs(a *app.App, each ...Lister) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= len(each) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return each[len(args)](cmd, args), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// CompleteMany is like completeArgs, but the last argument can be repeated with other
+// values.
+func CompleteMany(a *app.App, each ...Lister) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var left []string
+		for _, v := range each[min(len(args), len(each)-1)](cmd, args) {
+			if value, _, _ := strings.Cut(v, "\t"); !slices.Contains(args, value) {
+				left = append(left, v)
+			}
+		}
+		return left, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// CompleteSessions completes one session.
+func CompleteSessions(a *app.App) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return CompleteArgs(a, Sessions(a))(cmd, args, typed)
+	}
+}
+
+// CompleteRepos completes one session, repository or path.
+func CompleteRepos(a *app.App) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		offer := Sessions(a)(cmd, args)
+		repos, _ := app.Repos(a) // on error there are none to offer
+		for _, r := range repos {
+			if !slices.ContainsFunc(offer, func(o string) bool { return strings.HasPrefix(o, r+"\t") }) {
+				offer = append(offer, r+"\tno session yet")
+			}
+		}
+		return offer, cobra.ShellCompDirectiveDefault
+	}
+}
+
+// FinishFlags sets the completion of every flag below cmd that takes a value. It looks the
+// flag's name up in values, because a name means the same in every command. A flag that is
+// not in values takes something that cannot be listed.
+func FinishFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
+	for _, sub := range cmd.Commands() {
+		FinishFlags(sub, values)
+	}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.DefValue == config.Size(0).String() { // help would show it as the default
+			f.DefValue = ""
+		}
+		if _, has := cmd.GetFlagCompletionFunc(f.Name); has || f.NoOptDefVal != "" {
+			return
+		}
+		complete, ok := values[f.Name]
+		if !ok {
+			complete = cobra.NoFileCompletions
+		}
+		// Registration fails only for a missing flag or one that already has a completion.
+		_ = cmd.RegisterFlagCompletionFunc(f.Name, complete)
+	})
+}
+
+func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
+	one := func(l Lister) cobra.CompletionFunc {
+		return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return l(cmd, args), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	these := func(words ...string) cobra.CompletionFunc {
+		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveKeepOrder)
+	}
+	return map[string]cobra.CompletionFunc{
+		"profile": one(profileNames(a)),
+		"repo":    one(repoKeys(a)),
+		"image":   one(sourceImages(a)),
+		"network": these(
+			string(policy.Isolated)+"\tno network",
+			string(policy.Allowlist)+"\tonly listed names",
+			string(policy.Open)+"\tthe internet, but not the LAN",
+		),
+		"prepare": these(
+			string(config.PrepareNone)+"\tsessions boot the image",
+			string(config.PrepareGolden)+"\tsessions clone a provisioned disk",
+			string(config.PrepareWarm)+"\tsessions resume a saved VM",
+			string(config.PreparePool)+"\tsessions get a standby VM",
+		),
+		"from":  these(image.Debian+"\tbuilt from Debian packages", image.Ubuntu+"\tthe cloud image of the VM template"),
+		"suite": these(image.DefaultSuite),
+		"of": one(func(cmd *cobra.Command, _ []string) []string {
+			if cmd.Parent().Name() == "task" {
+				return []string{"stdout\tthe agent's standard output", "stderr\tthe agent's standard error", "events\tthe task's events", "keeper\tthe log of the task's keeper"}
+			}
+			return []string{"keeper\tthe log of the session's keeper", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
+		}),
+		"stop":    one(Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
+		"destroy": one(Sessions(a)),
+		"into": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		"cpus": one(func(*cobra.Command, []string) []string {
+			var counts []string
+			for n := 1; n <= runtime.NumCPU(); n *= 2 {
+				counts = append(counts, strconv.Itoa(n))
+			}
+			return counts
+		}),
+		"memory":       these("2GiB", "4GiB", "8GiB", "16GiB", "32GiB"),
+		"disk":         these("20GiB", "50GiB", "100GiB", "200GiB"),
+		"max-size":     these("1GiB", "4GiB", "16GiB"),
+		"unused-for":   these("30d", "90d", "365d"),
+		"host-service": cobra.FixedCompletions([]string{"localhost:"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
+		"max-refs":     cobra.NoFileCompletions,
+		"scope":        these("read\tread only", "submit\talso submit, cancel and destroy tasks", "admin\talso run commands, use secrets and local paths"),
+		"session":      one(openSessions(a)),
+		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
+		"last":         cobra.NoFileCompletions,
+	}
+}
+
+// InStore returns the sessions, or nil if there is no store.
+func InStore(a *app.App, cmd *cobra.Command) []session.Session {
+	m, all := ReadStore(a, cmd)
+	if m == nil {
+		return nil
+	}
+	return all
+}
+
+// ReadStore returns a manager and the sessions, or nil if no store exists.
+func ReadStore(a *app.App, cmd *cobra.Command) (*session.Manager, []session.Session) {
+	cfg, err := a.Settings()
+	if err != nil {
+		return nil, nil
+	}
+	if _, err := os.Stat(cfg.Paths.Store()); err != nil {
+		return nil, nil // opening it would create it
+	}
+	ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
+	defer cancel()
+	m, err := a.PlainManager(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	return m, all
+}
+
+func ContextOf(cmd *cobra.Command) context.Context {
+	if ctx := cmd.Context(); ctx != nil {
+		return ctx
+	}
+	return cmd.Root().Context()
+}
+
+// Sessions offers the sessions in one of the phases, or all sessions, by name and by
+// repository.
+func Sessions(a *app.App, phases ...session.Phase) Lister {
+	return func(cmd *cobra.Command, _ []string) []string {
+		return completionValues(InStore(a, cmd), phases...)
+	}
+}
+
+func completionValues(all []session.Session, phases ...session.Phase) (offer []string) {
+	called := map[string]int{}
+	for _, s := range all {
+		called[s.DisplayName()]++
+	}
+	for _, s := range all {
+		if len(phases) > 0 && !slices.Contains(phases, s.Phase) {
+			continue
+		}
+		if called[s.DisplayName()] == 1 {
+			offer = append(offer, s.DisplayName()+"\t"+string(s.Phase))
+		}
+		offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.DisplayName())
+	}
+	return offer
+}
+
+// openSessions offers the sessions that do not belong to a task.
+func openSessions(a *app.App) Lister {
+	return func(cmd *cobra.Command, _ []string) []string {
+		return completionValues(slices.DeleteFunc(InStore(a, cmd), func(s session.Session) bool { return s.Task != "" }))
+	}
+}
+
+func profileNames(a *app.App) Lister {
+	return func(*cobra.Command, []string) []string {
+		cfg, err := a.Settings()
+		if err != nil {
+			return nil
+		}
+		return cfg.Profiles()
+	}
+}
+
+// repoKeys offers the repositories that have settings or a session.
+func repoKeys(a *app.App) Lister {
+	return func(cmd *cobra.Command, _ []string) []string {
+		found := map[string]string{}
+		if cfg, err := a.Settings(); err == nil {
+			for _, key := range cfg.Repos() {
+				found[shortKey(string(key))] = "has its own settings"
+			}
+		}
+		for _, s := range InStore(a, cmd) {
+			key := shortKey(s.RepoKey)
+			found[key] = cmp.Or(found[key], "has a session")
+		}
+		var offer []string
+		for _, key := range slices.Sorted(maps.Keys(found)) {
+			offer = append(offer, key+"\t"+found[key])
+		}
+		return offer
+	}
+}
+
+// shortKey returns a key as users write it: owner/repo for github.com.
+func shortKey(key string) string { return strings.TrimPrefix(key, "github.com/") }
+
+// sourceImages offers the images that can be requested for a session.
+func sourceImages(a *app.App) Lister {
+	return func(*cobra.Command, []string) []string {
+		offer := []string{image.Ubuntu + "\tthe cloud image of the VM template"}
+		images, err := app.Images(a)
+		if err != nil {
+			return offer
+		}
+		built, err := images.Find(image.Debian, session.Arch())
+		if err != nil {
+			return append(offer, image.Debian+"\tnot built yet")
+		}
+		return append(offer, image.Debian+"\tbuilt "+console.Ago(built.CreatedAt)+" ago")
+	}
+}
+
+// BuiltImages offers the images that are stored as local files.
+func BuiltImages(a *app.App) Lister {
+	return func(*cobra.Command, []string) []string {
+		images, err := app.Images(a)
+		if err != nil {
+			return nil
+		}
+		all, err := images.List()
+		if err != nil {
+			return nil
+		}
+		var offer []string
+		for _, i := range all {
+			if i.Path != "" && i.Ready {
+				offer = append(offer, fmt.Sprintf("%s\t%v, created %s ago", i.Name, config.Size(i.Size), console.Ago(i.CreatedAt)))
+			}
+		}
+		return offer
+	}
+}
+
+func GroupNames(a *app.App) []string {
+	cfg, err := a.Settings()
+	if err != nil {
+		return nil
+	}
+	var offer []string
+	groups := cfg.Groups()
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		offer = append(offer, fmt.Sprintf("@%s\t%s", name, Count(len(groups[name]), "name")))
+	}
+	return offer
+}
+
+// First returns the session that the first argument identifies.
+func First(a *app.App, cmd *cobra.Command, args []string) (*session.Manager, session.Session, bool) {
+	m, all := ReadStore(a, cmd)
+	if m == nil || len(all) == 0 || len(args) == 0 {
+		return nil, session.Session{}, false
+	}
+	ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
+	defer cancel()
+	h, err := a.Engine(m)
+	if err != nil {
+		return nil, session.Session{}, false
+	}
+	found, err := app.FindSession(ctx, h, args[0])
+	if err != nil {
+		return nil, session.Session{}, false
+	}
+	_, s, err := a.Local(ctx, h, found)
+	return m, s, err == nil
+}
+
+// Count formats a number of things.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func taskStates() (all []string) {
+	for _, p := range task.Phases() {
+		all = append(all, string(p))
+	}
+	return all
+}

@@ -1,0 +1,271 @@
+package sessioncmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// RunPick lets the user choose what to open.
+func RunPick(ctx context.Context, a *app.App, o OpenOptions) error {
+	if to, err := app.Context(a); err != nil || to.URL != "" {
+		return errors.Join(err, fail.New(fail.Usage, "the picker shows only this host, but %s is chosen", to.URL).WithHint("agent-sessionizer list"))
+	}
+	if !app.Interactive() {
+		return fail.New(fail.Usage, "open picker: no terminal").WithHint("agent-sessionizer list --json")
+	}
+	err := pick(ctx, a, o)
+	_, reported := errors.AsType[app.RemoteExit](err)
+	if err == nil || reported || o.Client == "" {
+		return err
+	}
+	// A popup closes when this process ends, so keep the error visible.
+	a.Con.Fail(err)
+	if _, aerr := a.Ask("Press Enter to close this window. "); aerr != nil {
+		return errors.Join(err, aerr)
+	}
+	return app.RemoteExit(fail.CodeOf(err))
+}
+
+func pick(ctx context.Context, a *app.App, o OpenOptions) error {
+	// fzf handles this process's signals. A Ctrl-C in a screen that a key opened is meant
+	// for that screen, but also reaches this process.
+	ctx = context.WithoutCancel(ctx)
+	p, err := newPicker(ctx, a, a.Manager)
+	if err != nil {
+		return err
+	}
+	p.Client = o.Client
+	picked, err := p.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if len(picked.Open) == 0 {
+		return app.RemoteExit(picked.Exit)
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// Open the first target last, because this process may then become tmux.
+	for _, t := range picked.Open[1:] {
+		if err := openAside(ctx, a, o, t); err != nil {
+			return err
+		}
+	}
+	return RunOpen(ctx, a, o, picked.Open[0].Open())
+}
+
+// openAside opens a target without attaching to it.
+func openAside(ctx context.Context, a *app.App, o OpenOptions, t picker.Target) error {
+	o.noWait, o.detach = true, true // the user does not wait for it
+	return RunOpen(ctx, a, o, t.Open())
+}
+
+func newPicker(ctx context.Context, a *app.App, manager func(context.Context) (*session.Manager, error)) (*picker.Picker, error) {
+	m, err := manager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	repos, err := app.Repos(a)
+	if err != nil {
+		return nil, err
+	}
+	return picker.New(m, a.Con, repos), nil
+}
+
+// NewPickerCmds returns the commands that fzf runs for the picker, and the one that finds
+// local clones.
+func NewPickerCmds(a *app.App) []*cobra.Command {
+	return []*cobra.Command{
+		{
+			Use: picker.Command + " ACTION [KEY…]", Hidden: true, Args: app.Usage(cobra.MinimumNArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error { return runPicker(cmd.Context(), a, args[0], args[1:]) },
+		},
+		{
+			Use: picker.FindCommand, Hidden: true, Args: app.Usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				cfg, err := a.Settings()
+				if err != nil {
+					return err
+				}
+				return picker.FindClones(cmd.Context(), cfg)
+			},
+		},
+	}
+}
+
+// runPicker handles a key of the picker. It prints actions for fzf. The preview and the
+// screen that asks before destroying print text instead.
+func runPicker(ctx context.Context, a *app.App, action string, keys []string) error {
+	var targets []picker.Target
+	for _, key := range keys {
+		if t, ok := picker.ParseKey(key); ok {
+			targets = append(targets, t)
+		}
+	}
+	var say string
+	var err error
+	switch action {
+	case picker.ActionPreview:
+		p, err := newPicker(ctx, a, a.PlainManager)
+		if err != nil || len(keys) == 0 {
+			return err
+		}
+		columns, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_COLUMNS"))
+		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
+		return p.Preview(ctx, a.Con.Out, keys[0], cmp.Or(columns, 80), cmp.Or(lines, 24))
+	case picker.ActionDestroy:
+		err = picker.Ask(ctx, targets)
+	case picker.ActionAsk:
+		return destroyPicked(ctx, a, targets)
+	case picker.ActionTyped:
+		say = picker.UnknownTarget
+		if _, ok := picker.Typed(os.Getenv("FZF_QUERY")); ok {
+			say = picker.Accept
+		}
+	case picker.ActionOpen:
+		say, err = openPicked(ctx, a, targets)
+	case picker.ActionStop:
+		err = stopPicked(ctx, a, targets)
+	case picker.ActionCopy:
+		say, err = copyPicked(ctx, a, targets)
+	default:
+		return fail.New(fail.Usage, "unknown picker action %q", action)
+	}
+	if err != nil {
+		text := "error: " + err.Error()
+		if hint := fail.HintOf(err); hint != "" {
+			text += " (" + hint + ")"
+		}
+		say = picker.Say(a.Redact.Redact(text))
+	}
+	if say != "" {
+		a.Printf("%s\n", say)
+	}
+	return nil
+}
+
+func openPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {
+	if len(targets) == 0 { // no row matches what the user typed
+		open, ok := picker.Typed(os.Getenv("FZF_QUERY"))
+		if !ok {
+			return picker.UnknownTarget, nil
+		}
+		targets = []picker.Target{{Repo: open}}
+	}
+	for _, t := range targets {
+		if err := openAside(ctx, a, OpenOptions{}, t); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+func stopPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
+	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+		_, err := ops.StopSession.On(ctx, h, ops.SessionPath{ID: s.ID})
+		return err
+	})
+}
+
+// destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
+func destroyPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
+	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+		a.Con.Say("looking for unsaved work in %s", s.Name)
+		lost, err := ops.GetUnsaved.On(ctx, h, ops.SessionPath{ID: s.ID})
+		if err != nil {
+			return err
+		}
+		ok, err := answered(termtext.Line(destroyQuestion(s, lost)) + " [y/N] ")
+		if err != nil || !ok {
+			return err // the session stays
+		}
+		if _, err = ops.DestroySession.On(ctx, h, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: s.ID}, Force: true}); err != nil {
+			a.Con.Fail(err)
+			_, err = answered("Press Enter to go back. ")
+		}
+		return err
+	})
+}
+
+// answered asks on a terminal where Ctrl-C is an ordinary key that ends the line. A line
+// with Ctrl-C counts as no.
+func answered(question string) (yes bool, err error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return false, fail.New(fail.Usage, "open terminal to ask: %w", err)
+	}
+	defer tty.Close()
+	fmt.Fprint(tty, question)
+	line := make([]byte, 256)
+	n, err := tty.Read(line) // a line, in the terminal's current mode
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fail.New(fail.Interrupted, "read answer: %w", err)
+	}
+	switch strings.ToLower(strings.TrimSpace(string(line[:n]))) {
+	case "y", "yes":
+		return true, nil
+	}
+	return false, nil
+}
+
+func copyPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {
+	err = eachSession(ctx, a, targets, func(_ ops.Host, s session.View) error {
+		command := "agent-sessionizer ssh " + s.Name
+		say = picker.Say("copied: " + command)
+		if os.Getenv("TMUX") != "" {
+			return tmux.Client{}.SetClipboard(ctx, picker.Client(), []byte(command))
+		}
+		return terminalClipboard(command)
+	})
+	return say, err
+}
+
+// terminalClipboard copies text to the terminal's clipboard, if the terminal permits it.
+func terminalClipboard(text string) error {
+	tty, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+	if err != nil {
+		return fail.New(fail.Host, "copy to clipboard: %w", err)
+	}
+	defer tty.Close()
+	_, err = fmt.Fprintf(tty, "\x1b]52;c;%s\a", base64.StdEncoding.EncodeToString([]byte(text)))
+	return err
+}
+
+// eachSession calls f for each target that is a session.
+func eachSession(ctx context.Context, a *app.App, targets []picker.Target, f func(ops.Host, session.View) error) error {
+	h, err := a.Host(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range targets {
+		if t.Session == "" {
+			continue
+		}
+		s, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: t.Session})
+		if err == nil {
+			err = f(h, s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,262 @@
+package sessioncmd
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/attach"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/complete"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+func NewExecCmd(a *app.App) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec SESSION [--] COMMAND [ARG…]",
+		Short: "Run a command in a session, in the repository's directory",
+		Long: `Run a command as the agent, in the repository's directory, with the session's
+secrets in its environment. The command's standard streams and exit status are passed
+through.`,
+		Example: `  agent-sessionizer exec repo -- make test
+  agent-sessionizer exec repo -- sh -c 'make && ./run'`,
+		Args:              app.Usage(cobra.MinimumNArgs(2)),
+		ValidArgsFunction: complete.CompleteSessions(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runExec(cmd.Context(), a, args[0], args[1:])
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // flags after the command belong to the command
+	return cmd
+}
+
+func runExec(ctx context.Context, a *app.App, what string, command []string) error {
+	if command[0] == "--" {
+		command = command[1:]
+	}
+	if len(command) == 0 {
+		return fail.New(fail.Usage, "no command given").WithHint("agent-sessionizer exec --help")
+	}
+	h, s, err := app.Running(ctx, a, what)
+	if err != nil {
+		return err
+	}
+	conn, err := h.Dial(ctx, s.ID, true)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	err = conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: a.Con.Out, Stderr: a.Con.Err})
+	return remote(err)
+}
+
+// inRepo returns a shell command line that runs line in the repository's directory. The
+// login shell reads the session's secrets.
+func inRepo(s session.View, line string) string {
+	if s.Dir == "" {
+		return line
+	}
+	return "cd " + ssh.Quote(s.Dir) + " && " + line
+}
+
+// remote turns the exit status of a guest's command into this program's.
+func remote(err error) error {
+	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
+		if exit.Signal != "" {
+			return app.RemoteExit(128)
+		}
+		return app.RemoteExit(exit.Code)
+	}
+	return err
+}
+
+func NewSSHCmd(a *app.App) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ssh SESSION [-- COMMAND [ARG…]]",
+		Short: "Open a plain shell in a session, without tmux",
+		Long: `Open a plain shell in a session, without tmux. A lost connection is restored
+automatically. With a command, it does the same as "exec".`,
+		Example: `  agent-sessionizer ssh repo
+  agent-sessionizer ssh repo -- git log --oneline`,
+		Args:              app.Usage(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: complete.CompleteSessions(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return runExec(cmd.Context(), a, args[0], args[1:])
+			}
+			ctx := cmd.Context()
+			if !app.Interactive() {
+				return fail.New(fail.Usage, "open shell: no terminal").WithHint("agent-sessionizer exec %s -- COMMAND", args[0])
+			}
+			h, s, err := app.Running(ctx, a, args[0])
+			if err != nil {
+				return err
+			}
+			return Terminal(ctx, a, h, s, inRepo(s, `exec "$SHELL" -l`))
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// Terminal runs a guest command on the user's terminal. It reconnects after the connection
+// was lost, even if the VM was stopped and started in the meantime.
+func Terminal(ctx context.Context, a *app.App, h ops.Host, s session.View, command string) error {
+	code, err := attach.Run(ctx, attach.Options{
+		Dial:    func(ctx context.Context) (*ssh.Client, error) { return h.Dial(ctx, s.ID, false) }, // a terminal must outlive the keeper
+		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
+		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),
+	})
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return app.RemoteExit(code)
+	}
+	return nil
+}
+
+func NewSSHConfigCmd(a *app.App) *cobra.Command {
+	var o sshConfigOptions
+	cmd := &cobra.Command{
+		Use:   "ssh-config [SESSION…]",
+		Short: "Print OpenSSH client configuration for editors and scp",
+		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It turns off
+everything that would give a guest access to this host: SSH agents, X11, tunnels,
+forwarded ports, your keys and variables, commands, shared connections.
+
+Save the output in a file. "ssh -F FILE" then reads no other configuration. To use the
+names of sessions in all programs, put "Include FILE" at the top of ~/.ssh/config. Add the
+same line again at the end, after a line "Match all", because OpenSSH combines the values
+of SendEnv from all blocks.`,
+		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
+  agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
+		ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runSSHConfig(cmd.Context(), a, o, args)
+		},
+	}
+	cmd.Flags().BoolVar(&o.json, "json", false, "print a JSON array")
+	cmd.Flags().BoolVar(&o.forwards, "forwards", false, "allow forwarded ports, including those of your \"Host *\"")
+	return cmd
+}
+
+type sshConfigOptions struct{ json, forwards bool }
+
+func runSSHConfig(ctx context.Context, a *app.App, o sshConfigOptions, names []string) error {
+	h, err := a.Host(ctx)
+	if err != nil {
+		return err
+	}
+	var sessions []session.View
+	for _, name := range names {
+		s, err := app.FindSession(ctx, h, name)
+		if err != nil {
+			return err
+		}
+		sessions = append(sessions, s)
+	}
+	if len(names) == 0 {
+		list, err := ops.ListSessions.On(ctx, h, struct{}{})
+		if err != nil {
+			return err
+		}
+		sessions = list.Sessions
+	}
+	hosts := []session.SSHHost{}
+	for _, s := range sessions {
+		if !s.Reachable {
+			a.Con.Say("%s", s.Name+" has no running VM")
+			continue
+		}
+		m, row, err := a.Local(ctx, h, s)
+		if err != nil {
+			return err
+		}
+		block, err := session.Connections{Paths: m.Config.Paths}.SSHConfig(row)
+		if err != nil {
+			return err
+		}
+		block.Forwards = o.forwards
+		hosts = append(hosts, block)
+	}
+	if o.json {
+		return a.Con.JSON(hosts)
+	}
+	for _, h := range hosts {
+		a.Printf("%s", h)
+	}
+	return nil
+}
+
+func NewCpCmd(a *app.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SOURCE DESTINATION",
+		Short: "Copy files into or out of a session",
+		Long: `Copy a file or a directory. A path in the guest is SESSION:PATH, relative to the
+repository's directory, or SESSION:~/PATH in the agent's home. Files from a guest are
+not trusted: links are not followed, devices are refused, and nothing is written
+outside the destination.`,
+		Example: `  agent-sessionizer cp notes.md repo:docs/
+  agent-sessionizer cp repo:build/report.html .`,
+		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: completeCopy(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runCp(cmd.Context(), a, args[0], args[1])
+		},
+	}
+}
+
+func runCp(ctx context.Context, a *app.App, from, to string) error {
+	fromSession, fromPath, fromGuest := guestPath(from)
+	toSession, toPath, toGuest := guestPath(to)
+	if fromGuest == toGuest {
+		return fail.New(fail.Usage, "exactly one of SOURCE and DESTINATION must be SESSION:PATH").WithHint("agent-sessionizer cp --help")
+	}
+	h, s, err := app.Running(ctx, a, fromSession+toSession)
+	if err != nil {
+		return err
+	}
+	conn, err := h.Dial(ctx, s.ID, false) // bulk data must not pass through the keeper
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	inGuest := func(p string) string {
+		switch {
+		case p == "~", strings.HasPrefix(p, "~/"):
+			return p // conn resolves it
+		case strings.HasPrefix(p, "/"):
+			return s.Root + p
+		}
+		return s.Dir + "/" + p
+	}
+	progress, done := a.Transfer()
+	defer done()
+	if toGuest {
+		err = conn.CopyTo(ctx, from, inGuest(toPath), progress)
+	} else {
+		err = conn.CopyFrom(ctx, inGuest(fromPath), to, progress)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail.New(fail.NotFound, "%w", err)
+	}
+	return err
+}
+
+// guestPath splits SESSION:PATH. As with scp, a local path that contains a colon must have
+// a slash before the colon.
+func guestPath(arg string) (name, path string, ok bool) {
+	name, path, ok = strings.Cut(arg, ":")
+	if !ok || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "/") {
+		return "", "", false
+	}
+	return name, path, true
+}

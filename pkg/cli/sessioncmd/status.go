@@ -1,0 +1,323 @@
+package sessioncmd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/notify"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// summary counts sessions by how urgently they need the user.
+type summary struct {
+	Blocked int      `json:"blocked"`
+	Error   int      `json:"error"` // agents whose turn failed, and broken sessions
+	Done    int      `json:"done"`  // since the user's last visit
+	Working int      `json:"working"`
+	Ready   int      `json:"ready"`   // all other running sessions
+	Waiting []string `json:"waiting"` // sessions with blocked agents, the longest waiting first
+}
+
+func summarise(all []session.View) summary {
+	sum := summary{Waiting: []string{}}
+	for _, s := range queue(all) {
+		if s.Attention.State == guestproto.AgentBlocked {
+			sum.Waiting = append(sum.Waiting, s.DisplayName())
+		}
+	}
+	for _, s := range all {
+		switch {
+		case s.State == session.Broken:
+			sum.Error++
+		case s.State != session.Ready:
+		case s.Attention == nil:
+			sum.Ready++
+		case s.Attention.State == guestproto.AgentBlocked:
+			sum.Blocked++
+		case s.Attention.State == guestproto.AgentError:
+			sum.Error++
+		case s.Attention.State == guestproto.AgentWorking:
+			sum.Working++
+		case s.NeedsAttention():
+			sum.Done++
+		default:
+			sum.Ready++
+		}
+	}
+	return sum
+}
+
+// queue returns the sessions that need attention, in the order to visit them.
+func queue(all []session.View) []session.View {
+	var waiting []session.View
+	for _, s := range all {
+		if s.NeedsAttention() {
+			waiting = append(waiting, s)
+		}
+	}
+	slices.SortStableFunc(waiting, func(a, b session.View) int {
+		x, y := a.Attention, b.Attention
+		return cmp.Or(x.State.Urgency()-y.State.Urgency(), x.Since.Compare(y.Since))
+	})
+	return waiting
+}
+
+// text formats the summary on one line. style colours a text; its color is "red", "yellow",
+// "green" or "" for none.
+func (sum summary) text(style func(color, text string) string) string {
+	var parts []string
+	add := func(n int, color, word string) {
+		if n > 0 {
+			parts = append(parts, style(color, fmt.Sprintf("%d %s", n, word)))
+		}
+	}
+	word := "blocked"
+	if len(sum.Waiting) > 0 {
+		word += " (" + sum.Waiting[0]
+		if len(sum.Waiting) > 1 {
+			word += ", …"
+		}
+		word += ")"
+	}
+	add(sum.Blocked, "yellow", word)
+	add(sum.Error, "red", "failed")
+	add(sum.Done, "green", "done")
+	add(sum.Working, "", "working")
+	add(sum.Ready, "", "ready")
+	return strings.Join(parts, " · ")
+}
+
+// tmuxStyles set a background of their own. tmux's bar is green by default and dark for
+// many users, and no single foreground is readable on both. The numbers are from the part
+// of the palette that themes do not change.
+var tmuxStyles = map[string]string{
+	"yellow": "fg=colour16,bg=colour220",
+	"red":    "fg=colour231,bg=colour160",
+	"green":  "fg=colour16,bg=colour40",
+}
+
+// tmuxStyle formats coloured text for tmux.
+func tmuxStyle(color, text string) string {
+	if text = tmux.Plain(text); color == "" {
+		return text
+	}
+	return "#[" + tmuxStyles[color] + "]" + text + "#[default]"
+}
+
+type statusOptions struct{ tmux, json bool }
+
+func NewStatusCmd(a *app.App) *cobra.Command {
+	var o statusOptions
+	cmd := &cobra.Command{
+		Use: "status", Short: "Summarize which agents need you",
+		Long: `Show on one line how many agents are blocked, failed, done and working.
+
+Every change is also pushed to tmux. To see it in your status line, add to tmux.conf:
+    set -ag status-right ' #{` + tmux.StatusOption + `}'`,
+		Example: `  agent-sessionizer status
+  agent-sessionizer status --tmux    # with tmux's styles, for your own #(…)`,
+		Args: app.Usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runStatus(cmd.Context(), a, o) },
+	}
+	cmd.Flags().BoolVar(&o.tmux, "tmux", false, "print the line with tmux's styles")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print the counts as JSON")
+	cmd.MarkFlagsMutuallyExclusive("tmux", "json")
+	return cmd
+}
+
+func runStatus(ctx context.Context, a *app.App, o statusOptions) error {
+	h, err := a.QuietHost(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := interactiveSessions(ctx, h)
+	if err != nil {
+		return err
+	}
+	sum := summarise(all)
+	if o.json {
+		return a.Con.JSON(sum)
+	}
+	style := func(_, text string) string { return text }
+	if o.tmux {
+		style = tmuxStyle
+	}
+	text := sum.text(style)
+	if text == "" && !o.tmux {
+		text = "no session is running"
+	}
+	a.Printf("%s\n", text)
+	return nil
+}
+
+// interactiveSessions returns the sessions that people work in, not those of tasks.
+func interactiveSessions(ctx context.Context, h ops.Host) ([]session.View, error) {
+	list, err := ops.ListSessions.On(ctx, h, struct{}{})
+	return slices.DeleteFunc(list.Sessions, func(s session.View) bool { return s.Task != "" }), err
+}
+
+// PushStatus updates the status line of every tmux server that shows a session to the state
+// in the store.
+func PushStatus(ctx context.Context, a *app.App, h ops.Host) {
+	for range 3 { // another keeper may push what it read before our change
+		all, err := interactiveSessions(ctx, h)
+		if err != nil {
+			slog.WarnContext(ctx, "failed to push status", "error", err)
+			return
+		}
+		text := summarise(all).text(tmuxStyle)
+		var sockets []string
+		for _, s := range all {
+			if s.Tmux != "" && !slices.Contains(sockets, s.Tmux) {
+				sockets = append(sockets, s.Tmux)
+			}
+		}
+		changed := false
+		for _, socket := range sockets {
+			set, err := (tmux.Client{Socket: socket}).SetStatus(ctx, text)
+			if err != nil {
+				slog.WarnContext(ctx, "failed to push status", "error", err)
+			}
+			changed = changed || set
+		}
+		if !changed {
+			return
+		}
+	}
+}
+
+// Notify informs the user, who may be looking elsewhere, of an agent's new state.
+func Notify(ctx context.Context, a *app.App, m *session.Manager, s session.Session) {
+	at := s.Status.Attention
+	if at == nil {
+		return
+	}
+	set := m.Config.Attention
+	if set.Command != "" {
+		err := notify.Command(ctx, set.Command, map[string]string{
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.DisplayName(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
+		})
+		if err != nil {
+			slog.WarnContext(ctx, "attention.command failed", "error", err)
+		}
+	}
+	switch at.State {
+	case guestproto.AgentBlocked, guestproto.AgentError, guestproto.AgentDone:
+	default:
+		return
+	}
+	if set.Desktop == config.DesktopOff || set.Desktop == config.DesktopAuto && !notify.HasDesktop(os.Getenv) {
+		return
+	}
+	body := at.Agent + ": " + string(at.State)
+	if at.On != "" {
+		body += ": " + at.On
+	}
+	if err := notify.Desktop(ctx, s.DisplayName(), body); err != nil {
+		slog.WarnContext(ctx, "failed to notify desktop", "error", err)
+	}
+}
+
+func NewNextCmd(a *app.App) *cobra.Command {
+	var client string
+	cmd := &cobra.Command{
+		Use: "next", Short: "Jump to the agent that has been waiting longest",
+		Long: `Jump to the session that needs you most. Blocked agents come first, then those that have
+failed, then those that have finished since your last visit; among equals, the one that
+has waited longest. If you are in one of these sessions already, jump to the next one.`,
+		Example: `  agent-sessionizer next`,
+		Args:    app.Usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return goTo(cmd.Context(), a, client, next)
+		},
+	}
+	AddClient(cmd, &client)
+	return cmd
+}
+
+// next returns the session to visit after the current one, or the reason why there is none.
+func next(all []session.View, current string) (s session.View, none string) {
+	waiting := queue(all)
+	i := slices.IndexFunc(waiting, func(s session.View) bool { return s.ID == current })
+	switch {
+	case len(waiting) == 0:
+		return session.View{}, "no agent is waiting for you"
+	case i >= 0 && len(waiting) == 1:
+		return session.View{}, "no other agent is waiting for you"
+	}
+	return waiting[(i+1)%len(waiting)], ""
+}
+
+func NewLastCmd(a *app.App) *cobra.Command {
+	var client string
+	cmd := &cobra.Command{
+		Use: "last", Short: "Go back to the previous session",
+		Example: `  agent-sessionizer last`,
+		Args:    app.Usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return goTo(cmd.Context(), a, client, func(all []session.View, current string) (session.View, string) {
+				var last session.View
+				for _, s := range all {
+					if s.ID != current && s.State == session.Ready && s.VisitedAt.After(last.VisitedAt) {
+						last = s
+					}
+				}
+				if last.ID == "" {
+					return last, "no previous session"
+				}
+				return last, ""
+			})
+		},
+	}
+	AddClient(cmd, &client)
+	return cmd
+}
+
+// AddClient adds the flag by which a key binding names the tmux client it was pressed in.
+func AddClient(cmd *cobra.Command, client *string) {
+	cmd.Flags().StringVar(client, "client", "", "tmux client to switch")
+	if err := cmd.Flags().MarkHidden("client"); err != nil {
+		panic(err) // the flag was added just above
+	}
+}
+
+// goTo attaches to the session that pick chooses, given the one that is shown now. If there
+// is none, it shows the reason.
+func goTo(ctx context.Context, a *app.App, client string, pick func(all []session.View, current string) (s session.View, none string)) error {
+	if client == "" && !app.Interactive() {
+		return fail.New(fail.Usage, "switch session: no terminal").WithHint("agent-sessionizer status --json")
+	}
+	h, err := a.Host(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := interactiveSessions(ctx, h)
+	if err != nil {
+		return err
+	}
+	current, err := (tmux.Client{}).Current(ctx, client)
+	if err != nil {
+		return err
+	}
+	s, none := pick(all, current)
+	if none == "" {
+		return attachLocal(ctx, a, h, s, client)
+	}
+	if client == "" {
+		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")
+	}
+	return (tmux.Client{}).ShowMessage(ctx, client, none) // an error from a key binding would fill the screen
+}

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/sessioncmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+)
+
+// worker returns a manager that can also do the work of a session.
+func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker, error) {
+	m, err := a.PlainManager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := a.Driver(log)
+	if err != nil {
+		return nil, err
+	}
+	maker, err := imagecmd.Golden(a, driver)
+	if err != nil {
+		return nil, err
+	}
+	h, err := a.Engine(m)
+	if err != nil {
+		return nil, err
+	}
+	mirrors := m.Mirrors()
+	mirrors.Log = log
+	return &session.Worker{
+		Sessions: m, Driver: driver, Golden: maker,
+		Mirrors: mirrors, Log: log, Redact: a.Redact,
+		Phase: func(ctx context.Context, _ session.Session) { sessioncmd.PushStatus(ctx, a, h) },
+		Attention: func(ctx context.Context, s session.Session) {
+			sessioncmd.PushStatus(ctx, a, h)
+			sessioncmd.Notify(ctx, a, m, s)
+		},
+		KillLocal: func(ctx context.Context, s session.Session) error {
+			if s.Status.Tmux == "" {
+				return nil // no local tmux session was ever created
+			}
+			return tmux.Client{Socket: s.Status.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
+		},
+	}, nil
+}
+
+// taskWorker returns a worker for tasks.
+func taskWorker(ctx context.Context, a *app.App, log *slog.Logger) (*task.Worker, error) {
+	m, err := a.PlainManager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mirrors := m.Mirrors()
+	mirrors.Log = log
+	return task.NewWorker(&task.Manager{Sessions: m}, mirrors, log, a.Redact), nil
+}
