@@ -47,7 +47,6 @@ type Worker struct {
 	delivered bool // whether Redact knows the guest's secrets
 }
 
-// Each of these does a part of the Worker's work.
 func (w *Worker) guestSetup() guestSetup { return guestSetup{w} }
 func (w *Worker) homeFiles() homeFiles   { return homeFiles{w} }
 func (w *Worker) standbys() standbys     { return standbys{w} }

@@ -72,7 +72,7 @@ func (a *App) Settings() (*config.Config, error) {
 func (a *App) Manager(ctx context.Context) (*session.Manager, error) {
 	m, err := a.Reconciled(ctx)
 	if m != nil {
-		sweep(ctx, a, m)
+		sweep(ctx, m)
 	}
 	return m, err
 }

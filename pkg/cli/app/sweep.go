@@ -30,7 +30,7 @@ func SweepLock(p config.Paths) string { return filepath.Join(p.State, "locks", "
 // sweep starts a sweep in the background, if the last one was long enough ago. If there was
 // none, the store is new and there is nothing to sweep yet. No caller waits for the sweep,
 // and its errors affect nothing else.
-func sweep(ctx context.Context, a *App, m *session.Manager) {
+func sweep(ctx context.Context, m *session.Manager) {
 	if err := startSweep(ctx, m); err != nil {
 		slog.DebugContext(ctx, "failed to start orphan sweep", "error", err)
 	}
@@ -38,11 +38,11 @@ func sweep(ctx context.Context, a *App, m *session.Manager) {
 
 // SweepNowAndThen calls sweep until ctx ends, for a process that may run while no commands
 // do.
-func SweepNowAndThen(ctx context.Context, a *App, m *session.Manager) {
+func SweepNowAndThen(ctx context.Context, m *session.Manager) {
 	tick := time.NewTicker(sweepEvery / 6)
 	defer tick.Stop()
 	for {
-		sweep(ctx, a, m)
+		sweep(ctx, m)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -95,7 +95,7 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var sweeping sync.WaitGroup
-	sweeping.Go(func() { app.SweepNowAndThen(ctx, a, m) })
+	sweeping.Go(func() { app.SweepNowAndThen(ctx, m) })
 	defer func() { cancel(); sweeping.Wait() }()
 	return s.Run(ctx, func(addr string) {
 		where := server.Socket(m.Config.Paths.State)

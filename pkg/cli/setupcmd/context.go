@@ -38,7 +38,7 @@ refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
   agent-sessionizer context add team https://team.example.org:8122 --token op://Work/serve/token`,
 		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return changeContexts(a, func(c *config.Contexts) error { return addContext(c, args[0], args[1], token) })
+			return changeContexts(func(c *config.Contexts) error { return addContext(c, args[0], args[1], token) })
 		},
 	}
 	add.Flags().StringVar(&token, "token", "", "`REFERENCE` to the token, for https")
@@ -48,7 +48,7 @@ refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
   agent-sessionizer context use local`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, contextNames(a)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return changeContexts(a, func(c *config.Contexts) error {
+			return changeContexts(func(c *config.Contexts) error {
 				c.Current = args[0]
 				if c.Current == app.ThisHost {
 					c.Current = ""
@@ -64,7 +64,7 @@ refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
 		Example: `  agent-sessionizer context remove box`,
 		Args:    app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.CompleteMany(a, contextNames(a)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return changeContexts(a, func(c *config.Contexts) error {
+			return changeContexts(func(c *config.Contexts) error {
 				for _, name := range args {
 					if _, ok := c.Contexts[name]; !ok {
 						return app.NoContext(*c, name)
@@ -111,7 +111,7 @@ func addContext(c *config.Contexts, name, url, token string) error {
 	return nil
 }
 
-func changeContexts(a *app.App, f func(*config.Contexts) error) error {
+func changeContexts(f func(*config.Contexts) error) error {
 	paths, err := config.DefaultPaths()
 	if err != nil {
 		return err

@@ -36,8 +36,8 @@ func runTask(ctx context.Context, a *app.App, h ops.Host, t task.View, asJSON bo
 	a.Con.Say("task %s: %s", t.ID, t.Name)
 	var copies sync.WaitGroup
 	if t.Agent == string(manifest.Command) && !asJSON {
-		copies.Go(func() { copyOutput(ctx, a, h, t.ID, "stdout", a.Con.Out) })
-		copies.Go(func() { copyOutput(ctx, a, h, t.ID, "stderr", a.Con.Err) })
+		copies.Go(func() { copyOutput(ctx, h, t.ID, "stdout", a.Con.Out) })
+		copies.Go(func() { copyOutput(ctx, h, t.ID, "stderr", a.Con.Err) })
 	}
 	t, err := followTask(ctx, a, h, t, func(cur task.View) bool { return cur.State.Over() }, !asJSON)
 	if err != nil {
@@ -54,7 +54,7 @@ func runTask(ctx context.Context, a *app.App, h ops.Host, t task.View, asJSON bo
 
 // copyOutput prints an output of a task until it has ended. An error is in the log only: the
 // task's end is reported in any case.
-func copyOutput(ctx context.Context, a *app.App, h ops.Host, id, stream string, w io.Writer) {
+func copyOutput(ctx context.Context, h ops.Host, id, stream string, w io.Writer) {
 	r, err := h.Read(ctx, ops.File{Task: id, Stream: stream, Follow: true})
 	if err == nil {
 		err = errors.Join(app.CopyClean(w, r), r.Close())
