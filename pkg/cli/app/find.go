@@ -34,7 +34,7 @@ type NotRepoError struct{ error }
 func (e NotRepoError) Unwrap() error { return e.error }
 
 // ResolveRepo finds a session by name, id or repository. If what is a repository without a
-// session, resolveRepo returns the repository in ref, with a fail.NotFound error.
+// session, ResolveRepo returns the repository in ref, with a fail.NotFound error.
 func ResolveRepo(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, err error) {
 	s, findErr := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
 	if fail.CodeOf(findErr) != fail.NotFound {

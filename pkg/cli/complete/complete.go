@@ -46,7 +46,7 @@ func CompleteArgs(a *app.App, each ...Lister) cobra.CompletionFunc {
 	}
 }
 
-// CompleteMany is like completeArgs, but the last argument can be repeated with other
+// CompleteMany is like CompleteArgs, but the last argument can be repeated with other
 // values.
 func CompleteMany(a *app.App, each ...Lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
