@@ -92,7 +92,7 @@ everything else to standard error. Commands that show something have --json.`),
 		SilenceUsage:      true,
 		Version:           app.Version,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		ValidArgsFunction: complete.CompleteRepos(a),
+		ValidArgsFunction: complete.Repos(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.open.Given = app.ChangedFlags(cmd)
 			err := runRoot(cmd.Context(), a, o, args)

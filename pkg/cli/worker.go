@@ -35,10 +35,10 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 	return &session.Worker{
 		Sessions: m, Driver: driver, Golden: maker,
 		Mirrors: mirrors, Log: log, Redact: a.Redact,
-		Phase: func(ctx context.Context, _ session.Session) { sessioncmd.PushStatus(ctx, a, h) },
+		Phase: func(ctx context.Context, _ session.Session) { sessioncmd.PushStatus(ctx, h) },
 		Attention: func(ctx context.Context, s session.Session) {
-			sessioncmd.PushStatus(ctx, a, h)
-			sessioncmd.Notify(ctx, a, m, s)
+			sessioncmd.PushStatus(ctx, h)
+			sessioncmd.Notify(ctx, m, s)
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Status.Tmux == "" {

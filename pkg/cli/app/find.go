@@ -15,8 +15,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
-// IsLocalImage makes a relative image path from the command line absolute. "" stays "".
-func IsLocalImage(text string) (string, error) {
+// AbsoluteImage makes a relative image path from the command line absolute. "" stays "".
+func AbsoluteImage(text string) (string, error) {
 	if text == "" {
 		return "", nil
 	}

@@ -50,14 +50,14 @@ func HostName(a *App, c config.Contexts) string {
 // Context returns the other host that the command works on, or the empty context for this
 // host.
 func Context(a *App) (config.Context, error) {
-	c, err := Contexts(a)
+	c, err := Contexts()
 	if err != nil {
 		return config.Context{}, err
 	}
 	return lookUp(c, HostName(a, c))
 }
 
-func Contexts(a *App) (config.Contexts, error) {
+func Contexts() (config.Contexts, error) {
 	paths, err := config.DefaultPaths()
 	if err != nil {
 		return config.Contexts{}, err

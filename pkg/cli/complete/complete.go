@@ -36,8 +36,8 @@ const CompletionTime = time.Second
 // A Lister returns values, each optionally followed by "\t" and a description.
 type Lister func(cmd *cobra.Command, args []string) []string
 
-// CompleteArgs completes positional arguments in order, and offers nothing after the last.
-func CompleteArgs(a *app.App, each ...Lister) cobra.CompletionFunc {
+// Args completes positional arguments in order, and offers nothing after the last.
+func Args(each ...Lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= len(each) {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -46,9 +46,9 @@ func CompleteArgs(a *app.App, each ...Lister) cobra.CompletionFunc {
 	}
 }
 
-// CompleteMany is like CompleteArgs, but the last argument can be repeated with other
+// Many is like Args, but the last argument can be repeated with other
 // values.
-func CompleteMany(a *app.App, each ...Lister) cobra.CompletionFunc {
+func Many(each ...Lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var left []string
 		for _, v := range each[min(len(args), len(each)-1)](cmd, args) {
@@ -60,15 +60,13 @@ func CompleteMany(a *app.App, each ...Lister) cobra.CompletionFunc {
 	}
 }
 
-// CompleteSessions completes one session.
-func CompleteSessions(a *app.App) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return CompleteArgs(a, Sessions(a))(cmd, args, typed)
-	}
+// Session completes one session.
+func Session(a *app.App) cobra.CompletionFunc {
+	return Args(Sessions(a))
 }
 
-// CompleteRepos completes one session, repository or path.
-func CompleteRepos(a *app.App) cobra.CompletionFunc {
+// Repos completes one session, repository or path.
+func Repos(a *app.App) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp

@@ -71,14 +71,14 @@ cloud-init.`,
 	inspect := &cobra.Command{
 		Use: "inspect NAME", Short: "Show the files, saved VMs and users of an image", Args: app.Usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image inspect debian.golden`,
-		ValidArgsFunction: complete.CompleteArgs(a, complete.BuiltImages(a)),
+		ValidArgsFunction: complete.Args(complete.BuiltImages(a)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },
 	}
 	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
 		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image", Args: app.Usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image remove debian.golden`,
-		ValidArgsFunction: complete.CompleteArgs(a, complete.BuiltImages(a)),
+		ValidArgsFunction: complete.Args(complete.BuiltImages(a)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
 	}
 	var p PruneOptions
@@ -194,7 +194,7 @@ type imageBuildOptions struct {
 }
 
 func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
-	from, err := app.IsLocalImage(o.from)
+	from, err := app.AbsoluteImage(o.from)
 	if err != nil {
 		return err
 	}

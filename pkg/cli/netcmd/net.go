@@ -39,7 +39,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 		Use: "log SESSION", Short: "Show network decisions: names, connections, bytes",
 		Example: `  agent-sessionizer net log -f repo
   agent-sessionizer net log --json -n 100 repo`,
-		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteSessions(a),
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetLog(cmd.Context(), a, o, args[0]) },
 	}
 	log.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new decisions")
@@ -47,14 +47,14 @@ docs/security-model.md describes what is enforced even against root in the guest
 	denied := &cobra.Command{
 		Use: "denied SESSION", Short: "Show what was denied, how often, and how to allow it",
 		Example: `  agent-sessionizer net denied repo`,
-		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteSessions(a),
+		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetDenied(cmd.Context(), a, o, args[0]) },
 	}
 	allow := &cobra.Command{
 		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names or @groups in a session immediately",
 		Example: `  agent-sessionizer net allow repo files.example.org '*.example.net' db.example.org:5432
   agent-sessionizer net allow repo @pypi`,
-		Args: app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a), deniedNames(a)),
+		Args: app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.Many(complete.Sessions(a), deniedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.AllowNames)
 		},
@@ -62,7 +62,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 	deny := &cobra.Command{
 		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names in a session immediately, even if allowed",
 		Example: `  agent-sessionizer net deny repo gist.github.com`,
-		Args:    app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a), allowedNames(a)),
+		Args:    app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.Many(complete.Sessions(a), allowedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.DenyNames)
 		},
@@ -71,7 +71,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a session may reach a name or address",
 		Example: `  agent-sessionizer net explain repo github.com
   agent-sessionizer net explain repo 192.168.1.10:5432`,
-		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.CompleteArgs(a, complete.Sessions(a), recentlyDeniedNames(a)),
+		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.Args(complete.Sessions(a), recentlyDeniedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetExplain(cmd.Context(), a, o, args[0], args[1])
 		},
@@ -79,7 +79,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 	reload := &cobra.Command{
 		Use: "reload SESSION", Short: "Reload network settings into a running session",
 		Example: `  agent-sessionizer config edit network-allowlist.txt && agent-sessionizer net reload repo`,
-		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, complete.Sessions(a, session.Ready)),
+		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			h, s, err := app.Running(cmd.Context(), a, args[0])
 			if err != nil {
@@ -92,7 +92,7 @@ docs/security-model.md describes what is enforced even against root in the guest
 	status := &cobra.Command{
 		Use: "status SESSION", Short: "Show gateway and guest firewall status",
 		Example: `  agent-sessionizer net status repo`,
-		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, complete.Sessions(a, session.Ready)),
+		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetStatus(cmd.Context(), a, o, args[0]) },
 	}
 	for _, c := range []*cobra.Command{log, denied, explain, status} {

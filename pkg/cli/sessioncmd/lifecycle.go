@@ -21,7 +21,7 @@ func NewStartCmd(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "start SESSION", Short: "Start a stopped or broken session without attaching",
 		Example: `  agent-sessionizer start repo`,
-		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, complete.Sessions(a, session.Stopped, session.Stopping, session.Broken)),
+		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Stopped, session.Stopping, session.Broken)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			h, s, err := app.Named(ctx, a, args[0])
@@ -55,7 +55,7 @@ continues with what is on the disk.`,
 		Example: `  agent-sessionizer stop repo
   agent-sessionizer stop owner/repo owner/other`,
 		Args:              app.Usage(cobra.MinimumNArgs(1)),
-		ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
+		ValidArgsFunction: complete.Many(complete.Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return RunStop(cmd.Context(), a, o, args) },
 	}
 }
@@ -98,7 +98,7 @@ while a task in it has not ended. The error names the command that saves the wor
 		Example: `  agent-sessionizer destroy repo
   agent-sessionizer destroy --confirm repo    list the work that would be lost, and ask
   agent-sessionizer destroy --force repo`,
-		Args: app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a)),
+		Args: app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.Many(complete.Sessions(a)),
 		RunE: func(cmd *cobra.Command, args []string) error { return RunDestroy(cmd.Context(), a, o, args) },
 	}
 	cmd.Flags().BoolVarP(&o.force, "force", "f", false, "destroy even if work would be lost")

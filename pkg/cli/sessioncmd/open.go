@@ -88,7 +88,7 @@ an existing session.`,
   agent-sessionizer open . --with-changes --cpus 8 --memory 16GiB
   agent-sessionizer open https://git.example.org/team/project.git -d`,
 		Args:              app.Usage(cobra.ExactArgs(1)),
-		ValidArgsFunction: complete.CompleteRepos(a),
+		ValidArgsFunction: complete.Repos(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Given = app.ChangedFlags(cmd)
 			return RunOpen(cmd.Context(), a, o, args[0])
@@ -137,7 +137,7 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 		if err := show(ctx, a, h, s); err != nil {
 			return err
 		}
-		PushStatus(ctx, a, h)
+		PushStatus(ctx, h)
 		return nil
 	}
 	if !o.detach && !o.JSON {
@@ -165,7 +165,7 @@ func (o OpenOptions) session() (options ops.SessionOptions, err error) {
 	if options.HostServices, err = o.hostServices(); err != nil {
 		return options, err
 	}
-	options.Image, err = app.IsLocalImage(o.image)
+	options.Image, err = app.AbsoluteImage(o.image)
 	return options, err
 }
 
@@ -213,7 +213,7 @@ func show(ctx context.Context, a *app.App, h ops.Host, s session.View) error {
 	if err != nil {
 		return err
 	}
-	contexts, err := app.Contexts(a)
+	contexts, err := app.Contexts()
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func attachLocal(ctx context.Context, a *app.App, h ops.Host, s session.View, cl
 	}
 	note := deniedNote(ctx, a, h, s)
 	markVisited(ctx, h, s)
-	PushStatus(ctx, a, h)
+	PushStatus(ctx, h)
 	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.Repo, s.ID), note)
 	if err != nil || argv == nil {
 		return err

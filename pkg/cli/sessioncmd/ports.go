@@ -30,7 +30,7 @@ possible, until it is closed or the session is destroyed.`,
 		Example: `  agent-sessionizer ports repo 3000          http://3000.NAME.localhost:PORT
   agent-sessionizer ports repo               list published ports
   agent-sessionizer ports repo 3000 --close`,
-		Args: app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a), publishedPorts(a)),
+		Args: app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.Many(complete.Sessions(a), publishedPorts(a)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runPorts(cmd.Context(), a, o, args[0], args[1:]) },
 	}
 	cmd.Flags().BoolVar(&o.close, "close", false, "close the ports, or all ports if none is named")

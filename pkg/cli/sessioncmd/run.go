@@ -29,7 +29,7 @@ through.`,
 		Example: `  agent-sessionizer exec repo -- make test
   agent-sessionizer exec repo -- sh -c 'make && ./run'`,
 		Args:              app.Usage(cobra.MinimumNArgs(2)),
-		ValidArgsFunction: complete.CompleteSessions(a),
+		ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runExec(cmd.Context(), a, args[0], args[1:])
 		},
@@ -87,7 +87,7 @@ automatically. With a command, it does the same as "exec".`,
 		Example: `  agent-sessionizer ssh repo
   agent-sessionizer ssh repo -- git log --oneline`,
 		Args:              app.Usage(cobra.MinimumNArgs(1)),
-		ValidArgsFunction: complete.CompleteSessions(a),
+		ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return runExec(cmd.Context(), a, args[0], args[1:])
@@ -139,7 +139,7 @@ same line again at the end, after a line "Match all", because OpenSSH combines t
 of SendEnv from all blocks.`,
 		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
-		ValidArgsFunction: complete.CompleteMany(a, complete.Sessions(a)),
+		ValidArgsFunction: complete.Many(complete.Sessions(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runSSHConfig(cmd.Context(), a, o, args)
 		},

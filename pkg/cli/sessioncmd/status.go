@@ -171,7 +171,7 @@ func interactiveSessions(ctx context.Context, h ops.Host) ([]session.View, error
 
 // PushStatus updates the status line of every tmux server that shows a session to the state
 // in the store.
-func PushStatus(ctx context.Context, a *app.App, h ops.Host) {
+func PushStatus(ctx context.Context, h ops.Host) {
 	for range 3 { // another keeper may push what it read before our change
 		all, err := interactiveSessions(ctx, h)
 		if err != nil {
@@ -200,7 +200,7 @@ func PushStatus(ctx context.Context, a *app.App, h ops.Host) {
 }
 
 // Notify informs the user, who may be looking elsewhere, of an agent's new state.
-func Notify(ctx context.Context, a *app.App, m *session.Manager, s session.Session) {
+func Notify(ctx context.Context, m *session.Manager, s session.Session) {
 	at := s.Status.Attention
 	if at == nil {
 		return

@@ -33,7 +33,7 @@ func NewDiffCmd(a *app.App) *cobra.Command {
 		Example: `  agent-sessionizer diff repo
   agent-sessionizer diff --stat repo
   agent-sessionizer diff repo | git apply --stat`,
-		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteSessions(a),
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDiff(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVar(&o.Stat, "stat", false, "show only counts per file")
@@ -87,7 +87,7 @@ Without a clone, they go only to the repository's mirror. Objects are checked, n
 runs, and branches, index and files of the clone are not touched.`,
 		Example: `  agent-sessionizer fetch repo && git log --oneline refs/agents/NAME/main
   agent-sessionizer fetch --into ~/src/repo repo`,
-		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteSessions(a),
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runFetch(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().StringVar(&o.into, "into", "", "local clone `DIR`")
@@ -198,7 +198,7 @@ func NewLogsCmd(a *app.App) *cobra.Command {
 		Example: `  agent-sessionizer logs repo
   agent-sessionizer logs -f repo
   agent-sessionizer logs --of serial repo`,
-		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteSessions(a),
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")

@@ -46,7 +46,7 @@ refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
 		Use: "use NAME", Short: "Work on a host from now on (local: this one)",
 		Example: `  agent-sessionizer context use box
   agent-sessionizer context use local`,
-		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, contextNames(a)),
+		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(contextNames()),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return changeContexts(func(c *config.Contexts) error {
 				c.Current = args[0]
@@ -62,7 +62,7 @@ refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
 	remove := &cobra.Command{
 		Use: "remove NAME…", Aliases: []string{"rm"}, Short: "Forget hosts, which do not change",
 		Example: `  agent-sessionizer context remove box`,
-		Args:    app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.CompleteMany(a, contextNames(a)),
+		Args:    app.Usage(cobra.MinimumNArgs(1)), ValidArgsFunction: complete.Many(contextNames()),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return changeContexts(func(c *config.Contexts) error {
 				for _, name := range args {
@@ -134,7 +134,7 @@ type contextView struct {
 }
 
 func runContextList(a *app.App, asJSON bool) error {
-	c, err := app.Contexts(a)
+	c, err := app.Contexts()
 	if err != nil {
 		return err
 	}
@@ -157,9 +157,9 @@ func runContextList(a *app.App, asJSON bool) error {
 	return nil
 }
 
-func contextNames(a *app.App) complete.Lister {
+func contextNames() complete.Lister {
 	return func(*cobra.Command, []string) []string {
-		c, _ := app.Contexts(a) // on error there are none to offer
+		c, _ := app.Contexts() // on error there are none to offer
 		return append([]string{app.ThisHost}, slices.Sorted(maps.Keys(c.Contexts))...)
 	}
 }

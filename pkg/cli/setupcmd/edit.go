@@ -35,7 +35,7 @@ Otherwise the draft is kept, and the next "config edit" continues with it.`,
 		Example: `  agent-sessionizer config edit
   agent-sessionizer config edit network-allowlist.txt
   EDITOR='code --wait' agent-sessionizer config edit network-groups/internal.txt`,
-		Args: app.Usage(cobra.MaximumNArgs(1)), ValidArgsFunction: complete.CompleteArgs(a, settingsNames(a)),
+		Args: app.Usage(cobra.MaximumNArgs(1)), ValidArgsFunction: complete.Args(settingsNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runConfigEdit(cmd.Context(), a, append(args, settingsFiles[0])[0])
 		},
