@@ -37,6 +37,7 @@ type App struct {
 	log    *logfile.File // the log file from the settings, nil until first used
 }
 
+// Close closes what the commands opened.
 func (a *App) Close() {
 	a.Con.Close()
 	if a.store != nil {
@@ -153,6 +154,7 @@ func (a *App) Engine(m *session.Manager) (ops.Engine, error) {
 	}, err
 }
 
+// Driver returns the VM driver. It logs to log.
 func (a *App) Driver(log *slog.Logger) (vm.Driver, error) {
 	cfg, err := a.Settings()
 	if err != nil {
@@ -169,6 +171,7 @@ func (a *App) Driver(log *slog.Logger) (vm.Driver, error) {
 	return newDriver(cfg.Paths, self, template, log)
 }
 
+// TemplateName is the name of the user's VM template, in the settings directory.
 const TemplateName = "agent-sandbox.yaml"
 
 // template returns the user's VM template, or the shipped one.
@@ -190,6 +193,7 @@ func Self() (string, error) {
 	return strings.TrimSuffix(path, " (deleted)"), nil
 }
 
+// Images returns the store of images.
 func Images(a *App) (*image.Store, error) {
 	cfg, err := a.Settings()
 	if err != nil {

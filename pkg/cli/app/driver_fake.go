@@ -18,4 +18,5 @@ func newDriver(p config.Paths, self string, _ []byte, _ *slog.Logger) (vm.Driver
 	return fake.New(fake.Options{Dir: p.LimaHome, Self: self, Faults: os.Getenv("AGENT_SESSIONIZER_FAULTS")})
 }
 
+// FakeMain runs a fake VM.
 func FakeMain(ctx context.Context, args []string) error { return fake.Main(ctx, args) }

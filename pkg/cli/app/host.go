@@ -36,6 +36,7 @@ func lookUp(c config.Contexts, name string) (config.Context, error) {
 	return found, nil
 }
 
+// NoContext returns the error for an unknown context.
 func NoContext(c config.Contexts, name string) error {
 	known := append([]string{ThisHost}, slices.Sorted(maps.Keys(c.Contexts))...)
 	return fail.New(fail.NotFound, "no context %q; there are %s", name, strings.Join(known, ", ")).
@@ -57,6 +58,7 @@ func Context(a *App) (config.Context, error) {
 	return lookUp(c, HostName(a, c))
 }
 
+// Contexts returns the user's contexts.
 func Contexts() (config.Contexts, error) {
 	paths, err := config.DefaultPaths()
 	if err != nil {

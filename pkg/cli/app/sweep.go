@@ -25,6 +25,7 @@ const sweepEvery = time.Hour
 // sweep.
 func SweepLog(p config.Paths) string { return filepath.Join(p.State, "sweep.log") }
 
+// SweepLock returns the path of the lock that a sweep holds.
 func SweepLock(p config.Paths) string { return filepath.Join(p.State, "locks", "sweep") }
 
 // sweep starts a sweep in the background, if the last one was long enough ago. If there was

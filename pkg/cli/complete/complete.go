@@ -105,6 +105,7 @@ func FinishFlags(cmd *cobra.Command, values map[string]cobra.CompletionFunc) {
 	})
 }
 
+// FlagValues returns the completion of each flag that takes a value, by name.
 func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 	one := func(l Lister) cobra.CompletionFunc {
 		return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -193,6 +194,7 @@ func ReadStore(a *app.App, cmd *cobra.Command) (*session.Manager, []session.Sess
 	return m, all
 }
 
+// ContextOf returns a command's context: in a completion, the root command has it.
 func ContextOf(cmd *cobra.Command) context.Context {
 	if ctx := cmd.Context(); ctx != nil {
 		return ctx
@@ -303,6 +305,7 @@ func BuiltImages(a *app.App) Lister {
 	}
 }
 
+// GroupNames lists the groups of names, each as @NAME and its size.
 func GroupNames(a *app.App) []string {
 	cfg, err := a.Settings()
 	if err != nil {

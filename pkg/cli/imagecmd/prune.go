@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
+// PruneOptions are the flags of prune.
 type PruneOptions struct {
 	dryRun bool
 	json   bool

@@ -44,6 +44,7 @@ func NewStartCmd(a *app.App) *cobra.Command {
 	return cmd
 }
 
+// StopOptions are the flags of stop.
 type StopOptions struct{}
 
 func NewStopCmd(a *app.App) *cobra.Command {
@@ -60,6 +61,7 @@ continues with what is on the disk.`,
 	}
 }
 
+// RunStop stops the sessions of those names.
 func RunStop(ctx context.Context, a *app.App, _ StopOptions, names []string) error {
 	h, err := a.Host(ctx)
 	if err != nil {
@@ -81,6 +83,7 @@ func RunStop(ctx context.Context, a *app.App, _ StopOptions, names []string) err
 	return nil
 }
 
+// DestroyOptions are the flags of destroy.
 type DestroyOptions struct {
 	force   bool
 	confirm bool
@@ -106,6 +109,7 @@ while a task in it has not ended. The error names the command that saves the wor
 	return cmd
 }
 
+// RunDestroy destroys the sessions of those names.
 func RunDestroy(ctx context.Context, a *app.App, o DestroyOptions, names []string) error {
 	h, err := a.Host(ctx)
 	if err != nil {

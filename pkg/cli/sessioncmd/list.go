@@ -13,6 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
+// ListOptions are the flags of list.
 type ListOptions struct{ JSON bool }
 
 func NewListCmd(a *app.App) *cobra.Command {
@@ -30,6 +31,7 @@ func NewListCmd(a *app.App) *cobra.Command {
 	return cmd
 }
 
+// RunList lists the sessions.
 func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 	h, err := a.Host(ctx)
 	if err != nil {

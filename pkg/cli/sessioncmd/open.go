@@ -27,6 +27,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
+// OpenOptions are the flags of open.
 type OpenOptions struct {
 	profile     string
 	image       string
@@ -41,6 +42,7 @@ type OpenOptions struct {
 	Given       []string // the flags given, for hints that repeat them
 }
 
+// Flags defines the flags.
 func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.StringVar(&o.profile, "profile", "", "profile `NAME` of the session (default as configured)")
 	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image (default as configured)")
@@ -99,6 +101,7 @@ an existing session.`,
 	return cmd
 }
 
+// RunOpen opens the session that what names, or creates one for the repository.
 func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error {
 	h, err := a.Host(ctx)
 	if err != nil {
