@@ -166,14 +166,6 @@ func Variables() (all []Variable) {
 	return all
 }
 
-// Keys returns the keys of the settings that have one value for the whole program.
-func Keys() (all []string) {
-	for _, s := range settings {
-		all = append(all, s.key)
-	}
-	return all
-}
-
 // aliasOf returns the setting's variable without our prefix, or "". The names are those of
 // other programs, too, so a value that we do not understand does not count.
 func (s setting) aliasOf() string {

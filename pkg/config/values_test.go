@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -86,5 +87,18 @@ func TestDurationFlag(t *testing.T) {
 	d := Duration(90 * day)
 	if got := d.String(); got != "90d" {
 		t.Errorf("String() of 90 days = %q, want %q", got, "90d")
+	}
+}
+
+// TestDocumentedSettings checks that the documentation has every setting.
+func TestDocumentedSettings(t *testing.T) {
+	conf, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range settings {
+		if _, last, _ := strings.Cut(s.key, "."); !strings.Contains(string(conf), "`"+s.key+"`") && (last == "" || !strings.Contains(string(conf), last+":")) {
+			t.Errorf("docs/configuration.md lacks the setting %s", s.key)
+		}
 	}
 }

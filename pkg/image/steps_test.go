@@ -3,14 +3,61 @@ package image
 import (
 	"crypto/sha256"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 )
+
+// step is one provision script and the hash that its stamp in the guest holds after it
+// ran.
+type step struct {
+	Name string // such as "20-docker"
+	Hash string // hex SHA-256
+}
+
+var stepFile = regexp.MustCompile(`^[0-9][0-9]-[a-z0-9-]+\.sh$`)
+
+// listSteps lists the provision scripts of fsys, whose root is provision/, in the order in
+// which they run. The hash is the one that provision/run.sh computes: SHA-256 over the
+// lines "SHA256  PATH" of the script, lib.sh, versions.env and everything in files/,
+// sorted by path.
+func listSteps(fsys fs.FS) ([]step, error) {
+	entries, err := fs.ReadDir(fsys, ".")
+	if err != nil {
+		return nil, fmt.Errorf("list provision steps: %w", err)
+	}
+	shared := []string{"lib.sh", "versions.env"}
+	err = fs.WalkDir(fsys, "files", func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			shared = append(shared, p)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list provision files: %w", err)
+	}
+	var steps []step
+	for _, e := range entries {
+		if !stepFile.MatchString(e.Name()) {
+			continue
+		}
+		h, err := hashFiles(fsys, append([]string{e.Name()}, shared...))
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, step{Name: strings.TrimSuffix(e.Name(), ".sh"), Hash: h})
+	}
+	if len(steps) == 0 {
+		return nil, fmt.Errorf("no provision steps (NN-name.sh) found")
+	}
+	return steps, nil
+}
 
 func TestStepsHashWhatTheyRunWith(t *testing.T) {
 	base := fstest.MapFS{
@@ -22,7 +69,7 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 		"files/.zshrc":  {Data: []byte("z")},
 		"files/.c/conf": {Data: []byte("c")},
 	}
-	steps := func(edit map[string]string) []Step {
+	steps := func(edit map[string]string) []step {
 		fsys := fstest.MapFS{}
 		for k, v := range base {
 			fsys[k] = v
@@ -30,7 +77,7 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 		for k, v := range edit {
 			fsys[k] = &fstest.MapFile{Data: []byte(v)}
 		}
-		s, err := Steps(fsys)
+		s, err := listSteps(fsys)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +105,7 @@ func TestStepsHashWhatTheyRunWith(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Steps(fstest.MapFS{"lib.sh": {}, "versions.env": {}, "files/x": {}}); err == nil {
+	if _, err := listSteps(fstest.MapFS{"lib.sh": {}, "versions.env": {}, "files/x": {}}); err == nil {
 		t.Error("Steps without a step = nil, want an error")
 	}
 }
@@ -112,7 +159,7 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 		t.Errorf("run of selected steps = %v, output %s, want 40-after skipped, no 10-ok", err, out)
 	}
 
-	steps, err := Steps(os.DirFS(dir))
+	steps, err := listSteps(os.DirFS(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,11 +182,11 @@ func TestRunnerAgreesWithSteps(t *testing.T) {
 }
 
 func TestShippedStepsAreInOrder(t *testing.T) {
-	steps, err := Steps(provision(t))
+	steps, err := listSteps(provision(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(steps) < 8 || !slices.IsSortedFunc(steps, func(a, b Step) int { return strings.Compare(a.Name, b.Name) }) {
+	if len(steps) < 8 || !slices.IsSortedFunc(steps, func(a, b step) int { return strings.Compare(a.Name, b.Name) }) {
 		t.Fatalf("steps = %+v, want at least 8, in order", steps)
 	}
 }

@@ -92,12 +92,6 @@ func recent(version string) bool {
 	return major > minMajor || major == minMajor && minor >= minMinor
 }
 
-// Has reports whether a session of that name runs and is ours.
-func (c Client) Has(ctx context.Context, name string) (bool, error) {
-	key, err := c.owner(ctx, name)
-	return key != "", err
-}
-
 // owner returns the key of a session, or "" when no session has that name or it is
 // not ours.
 func (c Client) owner(ctx context.Context, name string) (string, error) {

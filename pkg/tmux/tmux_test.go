@@ -88,12 +88,6 @@ func TestSessionLife(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0] != (tmux.Info{Name: sess.Name, Key: sess.Key}) {
 		t.Fatalf("List = %v, %v; want our session only", list, err)
 	}
-	if ok, err := s.Client.Has(t.Context(), sess.Name); !ok || err != nil {
-		t.Errorf("Has(%s) = %t, %v, want true, nil", sess.Name, ok, err)
-	}
-	if ok, err := s.Client.Has(t.Context(), "users-own"); ok || err != nil {
-		t.Errorf("Has(users-own) = %t, %v, want false, nil", ok, err)
-	}
 
 	// Another session of that name is neither taken over nor killed.
 	other := sess
