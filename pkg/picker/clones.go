@@ -14,6 +14,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 )
@@ -92,7 +93,7 @@ func (p *Picker) find(ctx context.Context) error {
 	if lockfile.Held(cloneLock(cfg.Paths)) {
 		return nil
 	}
-	return p.Manager.Detach(ctx, nil, FindCommand)
+	return lifecycle.Detach(ctx, p.Manager.Self, nil, FindCommand)
 }
 
 // FindClones implements FindCommand: it searches for clones below the configured roots

@@ -208,12 +208,7 @@ func (m *Manager) wake(ctx context.Context, id string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fail.New(fail.Host, "create session directory: %w", err)
 	}
-	log, err := os.OpenFile(m.Config.Paths.KeeperLog(id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fail.New(fail.Host, "open keeper log: %w", err)
-	}
-	defer log.Close()
-	return m.Detach(ctx, log, "keeper", id)
+	return lifecycle.Wake(ctx, m.Self, m.Config.Paths.KeeperLog(id), "keeper", id)
 }
 
 // Reconcile starts a keeper for every session that needs one and has none: after a

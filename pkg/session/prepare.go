@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 )
 
 // PrepareCommand is the hidden command that prepares in the background what lets the
@@ -89,7 +90,7 @@ func (p standbys) spawnPrepare(ctx context.Context, source string, r config.Reso
 		return err
 	}
 	defer log.Close()
-	return p.w.Sessions.Detach(ctx, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
+	return lifecycle.Detach(ctx, p.w.Sessions.Self, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
 }
 
 // onBattery reports whether the host is known to run on battery power.

@@ -111,17 +111,6 @@ func (d Dir) writeState(t Task) error {
 	return d.write("state.json", append(text, '\n'))
 }
 
-func (d Dir) keeperLog() (*os.File, error) {
-	if err := d.ensureDirs(); err != nil { // before its keeper writes anything
-		return nil, err
-	}
-	f, err := os.OpenFile(d.KeeperLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, d.trouble("open log of the task keeper: %w", err)
-	}
-	return f, nil
-}
-
 // Brief returns the content of TASK.md for the agent.
 func Brief(t Task) string {
 	var b strings.Builder

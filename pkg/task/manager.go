@@ -335,10 +335,9 @@ func phasesThat(match func(Phase) bool) (all []string) {
 
 // wake starts a keeper for the task. If another keeper is alive, the new one ends.
 func (m *Manager) wake(ctx context.Context, id string) error {
-	log, err := m.Dir(id).keeperLog()
-	if err != nil {
+	d := m.Dir(id)
+	if err := d.ensureDirs(); err != nil { // before its keeper writes anything
 		return err
 	}
-	defer log.Close()
-	return m.Sessions.Detach(ctx, log, KeeperCommand, id)
+	return lifecycle.Wake(ctx, m.Sessions.Self, d.KeeperLog(), KeeperCommand, id)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
@@ -67,5 +68,5 @@ func startSweep(ctx context.Context, m *session.Manager) error {
 		return err
 	}
 	defer log.Close()
-	return m.Detach(ctx, log, SweepCommand)
+	return lifecycle.Detach(ctx, m.Self, log, SweepCommand)
 }
