@@ -12,7 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
-// worker returns a manager that can also do the work of a session.
+// worker returns what does the work of a session.
 func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker, error) {
 	m, err := a.PlainManager(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 	}, nil
 }
 
-// taskWorker returns a worker for tasks.
+// taskWorker returns what does the work of a task.
 func taskWorker(ctx context.Context, a *app.App, log *slog.Logger) (*task.Worker, error) {
 	m, err := a.PlainManager(ctx)
 	if err != nil {

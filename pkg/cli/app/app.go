@@ -69,7 +69,7 @@ func (a *App) Settings() (*config.Config, error) {
 	return cfg, nil
 }
 
-// Manager does what reconciled does, and starts a search for orphans.
+// Manager does what Reconciled does, and starts a search for orphans.
 func (a *App) Manager(ctx context.Context) (*session.Manager, error) {
 	m, err := a.Reconciled(ctx)
 	if m != nil {
@@ -122,7 +122,7 @@ func (a *App) Host(ctx context.Context) (ops.Host, error) {
 	return a.Engine(m)
 }
 
-// QuietHost is like host, but starts nothing.
+// QuietHost is like Host, but starts nothing.
 func (a *App) QuietHost(ctx context.Context) (ops.Host, error) {
 	if h, err := a.remote(ctx); h != nil || err != nil {
 		return h, err
