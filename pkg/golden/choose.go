@@ -44,8 +44,8 @@ func (m *Maker) Best(ctx context.Context, want config.Prepare, source, arch stri
 	if err != nil {
 		return Start{}, err
 	}
-	made, err := m.Images.Find(image.Golden(source), arch)
-	if err != nil || made.Key != key {
+	made, err := m.Images.FindKey(image.Golden(source), arch, key)
+	if err != nil {
 		return generic, nil //nolint:nilerr // no current golden image exists
 	}
 	golden := Start{From: FromGolden}

@@ -51,10 +51,13 @@ type Info struct {
 	Key       string    `json:"key"`    // hash of all inputs; for a cloud image, its digest
 	Size      int64     `json:"size"`   // bytes on disk, including saved states; 0 for a cloud image
 	CreatedAt time.Time `json:"created_at,omitzero"`
-	Path      string    `json:"path,omitempty"` // directory; "" for a cloud image
-	Ready     bool      `json:"ready"`          // Lookup returns this image
-	Files     []string  `json:"files,omitempty"`
-	Warm      []Warm    `json:"warm,omitempty"`
+	// PreferredAt makes an image count as newer than it is: Make returned it when its
+	// inputs were wanted again, or it was made while the clock was behind.
+	PreferredAt time.Time `json:"preferred_at,omitzero"`
+	Path        string    `json:"path,omitempty"` // directory; "" for a cloud image
+	Ready       bool      `json:"ready"`          // Lookup returns this image
+	Files       []string  `json:"files,omitempty"`
+	Warm        []Warm    `json:"warm,omitempty"`
 }
 
 // Warm is the saved state of a VM that was booted from an image. Sessions with the same
@@ -85,6 +88,14 @@ func (i Info) Image() (vm.Image, error) {
 		img.Cmdline = strings.TrimSpace(string(text))
 	}
 	return img, nil
+}
+
+// age returns the time by which images of one name are ordered.
+func (i Info) age() time.Time {
+	if i.PreferredAt.After(i.CreatedAt) {
+		return i.PreferredAt
+	}
+	return i.CreatedAt
 }
 
 // Resumed returns i's image in the state in which the VM saved in w left it.
@@ -147,6 +158,21 @@ func (s *Store) Find(source, arch string) (Info, error) {
 	}
 	for _, i := range all {
 		if i.Name == name && i.Arch == arch && i.Ready {
+			return i, nil
+		}
+	}
+	return Info{}, notFound(name, arch)
+}
+
+// FindKey returns the built image of a name, an architecture and a key, which need not be
+// the newest of that name: another version of the program may use the same store.
+func (s *Store) FindKey(name, arch, key string) (Info, error) {
+	built, err := s.built()
+	if err != nil {
+		return Info{}, err
+	}
+	for _, i := range built {
+		if i.Name == name && i.Arch == arch && i.Key == key {
 			return i, nil
 		}
 	}
@@ -224,7 +250,7 @@ func (s *Store) built() ([]Info, error) {
 		}
 	}
 	slices.SortFunc(infos, func(a, b Info) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Arch, b.Arch), b.CreatedAt.Compare(a.CreatedAt))
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Arch, b.Arch), b.age().Compare(a.age()))
 	})
 	for n := range infos {
 		infos[n].Ready = n == 0 || infos[n-1].Name != infos[n].Name || infos[n-1].Arch != infos[n].Arch

@@ -15,6 +15,7 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
@@ -64,7 +65,7 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 		// An image made while this call waited is as new as another could be.
 		if have.Name == i.Name && have.Arch == i.Arch && have.Key == i.Key && (!o.Again || have.CreatedAt.After(asked)) {
 			m.report("image is up to date")
-			return have, nil
+			return m.prefer(built, have)
 		}
 	}
 	if i.Files, err = m.fillProved(ctx, i, fill); err != nil {
@@ -78,8 +79,38 @@ func (s *Store) Make(ctx context.Context, i Info, o MakeOptions, fill func(ctx c
 	if i, err = readInfo(final); err != nil {
 		return Info{}, fmt.Errorf("publish image: %w", err)
 	}
+	return m.prefer(built, i)
+}
+
+// prefer makes the image i, which is complete, the one that Lookup returns. Others of its
+// name may be newer: a second version of the program made them, or the clock was ahead.
+func (m *maker) prefer(built []Info, i Info) (Info, error) {
+	var newest time.Time
+	for _, other := range built {
+		if other.Name == i.Name && other.Arch == i.Arch && other.Path != i.Path && other.age().After(newest) {
+			newest = other.age()
+		}
+	}
 	i.Ready = true
+	if i.age().After(newest) {
+		return i, nil
+	}
+	i.PreferredAt = newest.Add(time.Nanosecond)
+	text, err := json.MarshalIndent(i.described(), "", "  ")
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(i.Path, metaFile), append(text, '\n'), 0o644)
+	}
+	if err != nil {
+		return Info{}, fmt.Errorf("prefer image %s: %w", filepath.Base(i.Path), err)
+	}
 	return i, nil
+}
+
+// described returns the part of i that metaFile contains; the rest is read from the
+// directory.
+func (i Info) described() Info {
+	i.Path, i.Size, i.Ready, i.Warm = "", 0, false, nil
+	return i
 }
 
 // Warmed returns the saved state with a key.

@@ -1,8 +1,10 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
@@ -68,6 +72,54 @@ func TestMakeGoldenWithFewerFiles(t *testing.T) {
 	}
 	if _, err := s.Lookup(golden.Name, golden.Arch); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("Lookup(%s) without its kernel = %v, want code %v", golden.Name, err, fail.NotFound)
+	}
+}
+
+// TestImageWantedAgain makes images for two versions of the program in turn, with a clock
+// that is set back in between.
+func TestImageWantedAgain(t *testing.T) {
+	s := &Store{Dir: t.TempDir()}
+	build := func(key string) Info {
+		t.Helper()
+		i, err := s.Make(t.Context(), Info{Name: golden.Name, Arch: golden.Arch, Key: key}, MakeOptions{}, func(_ context.Context, dir string) ([]string, error) {
+			return write(t, dir, diskFile), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := s.Find(golden.Name, golden.Arch)
+		if diff := cmp.Diff(i, found); err != nil || diff != "" {
+			t.Fatalf("Find after Make of %s = %v, want what Make returned (-built +found):\n%s", key[:1], err, diff)
+		}
+		return i
+	}
+	one, two := strings.Repeat("1", 64), strings.Repeat("2", 64)
+	first := build(one)
+	second := build(two)
+	if i, err := s.FindKey(golden.Name, golden.Arch, one); err != nil || i.Path != first.Path {
+		t.Errorf("FindKey of 1 with a newer image = %+v, %v, want %+v", i, err, first)
+	}
+	if again := build(one); again.Path != first.Path || !again.CreatedAt.Equal(first.CreatedAt) {
+		t.Errorf("Make of 1 again = %+v, want %+v", again, first)
+	}
+	if again := build(two); again.Path != second.Path {
+		t.Errorf("Make of 2 again = %+v, want %+v", again, second)
+	}
+	future := filepath.Join(second.Path, metaFile)
+	text, err := os.ReadFile(future)
+	if err != nil {
+		t.Fatal(err)
+	}
+	year := fmt.Sprint(time.Now().UTC().Year())
+	if err := os.WriteFile(future, bytes.ReplaceAll(text, []byte(year), []byte("2999")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	third := build(strings.Repeat("3", 64))
+	if left, err := s.Prune(PruneOptions{}); err != nil || len(left) != 2 {
+		t.Errorf("Prune = %+v, %v, want the 2 images that are not in use any more", left, err)
+	}
+	if i, err := s.Find(golden.Name, golden.Arch); err != nil || i.Path != third.Path {
+		t.Errorf("Find after Prune = %+v, %v, want %s", i, err, third.Path)
 	}
 }
 

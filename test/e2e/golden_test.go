@@ -76,7 +76,8 @@ func from(t *testing.T, b *box, name, want string) {
 	t.Helper()
 	for _, v := range b.List() {
 		if v.Name == name && v.From != want {
-			t.Errorf("origin of %s = %s, want %s\n%s", name, v.From, want, b.Asz("logs", name))
+			images := b.Run("sh", "-c", "agent-sessionizer image list; ls -la --time-style=full-iso "+realvm.DataHome()+"/agent-sessionizer/images")
+			t.Errorf("origin of %s = %s, want %s\n%s%s", name, v.From, want, images.All(), b.Asz("logs", name))
 		}
 	}
 }
