@@ -52,7 +52,7 @@ type Info struct {
 	Size      int64     `json:"size"`   // bytes on disk, including saved states; 0 for a cloud image
 	CreatedAt time.Time `json:"created_at,omitzero"`
 	// PreferredAt makes an image count as newer than it is: Make returned it when its
-	// inputs were wanted again, or it was made while the clock was behind.
+	// inputs were requested again, or it was made while the clock was behind.
 	PreferredAt time.Time `json:"preferred_at,omitzero"`
 	Path        string    `json:"path,omitempty"` // directory; "" for a cloud image
 	Ready       bool      `json:"ready"`          // Lookup returns this image
