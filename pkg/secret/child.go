@@ -28,13 +28,25 @@ const (
 	maxReply     = MaxSecrets*(MaxBytes*4/3+512) + 4096
 )
 
-// reply is the child's answer: values as base64, or an error.
+// reply is the child's answer: values as base64, and errors of the other secrets. Failure
+// is about all of them.
 type reply struct {
-	Values map[string][]byte `json:"values,omitempty"`
-	Code   fail.Code         `json:"code,omitempty"`
-	Error  string            `json:"error,omitempty"`
-	Hint   string            `json:"hint,omitempty"`
+	Values  map[string][]byte  `json:"values,omitempty"`
+	Failed  map[string]failure `json:"failed,omitempty"`
+	Failure *failure           `json:"failure,omitempty"`
 }
+
+type failure struct {
+	Code  fail.Code `json:"code"`
+	Error string    `json:"error"`
+	Hint  string    `json:"hint,omitempty"`
+}
+
+func failureOf(err error) failure {
+	return failure{Code: fail.CodeOf(err), Error: err.Error(), Hint: fail.HintOf(err)}
+}
+
+func (f failure) err() error { return fail.New(f.Code, "%s", f.Error).WithHint("%s", f.Hint) }
 
 // Main implements the hidden command: it reads references as JSON from in, and
 // writes values or an error as JSON to out. The error that it returns is only about
@@ -49,15 +61,18 @@ func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error 
 	if err := json.NewDecoder(io.LimitReader(in, maxRequest)).Decode(&refs); err != nil {
 		return fmt.Errorf("read references: %w", err)
 	}
-	var r reply
+	r := reply{Values: map[string][]byte{}, Failed: map[string]failure{}}
 	values, err := Resolve(ctx, refs, opts)
-	if err != nil {
-		r = reply{Code: fail.CodeOf(err), Error: err.Error(), Hint: fail.HintOf(err)}
-	} else {
-		r.Values = make(map[string][]byte, len(values))
-		for name, v := range values {
-			r.Values[name] = []byte(v.Reveal())
+	for name, v := range values {
+		r.Values[name] = []byte(v.Reveal())
+	}
+	if failed, ok := errors.AsType[Unresolved](err); ok {
+		for name, err := range failed {
+			r.Failed[name] = failureOf(err)
 		}
+	} else if err != nil {
+		f := failureOf(err)
+		r.Failure = &f
 	}
 	if err := json.NewEncoder(out).Encode(r); err != nil {
 		return fmt.Errorf("write values: %w", err)
@@ -107,18 +122,21 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 		return nil, fail.New(fail.Secret, "resolve secrets: the resolver process failed: %v", err).
 			WithHint("agent-sessionizer secrets check")
 	}
-	if r.Error != "" {
-		return nil, fail.New(r.Code, "%s", r.Error).WithHint("%s", r.Hint)
+	if r.Failure != nil {
+		return nil, r.Failure.err()
 	}
 	values := make(map[string]Value, len(refs))
+	failed := Unresolved{}
 	for _, ref := range refs {
-		v, ok := r.Values[ref.Name]
-		if !ok {
-			return nil, problem(ref, "the resolver process returned no value")
+		if v, ok := r.Values[ref.Name]; ok {
+			values[ref.Name] = NewValue(string(v))
+		} else if f, ok := r.Failed[ref.Name]; ok {
+			failed[ref.Name] = f.err()
+		} else {
+			failed[ref.Name] = problem(ref, "the resolver process returned no value")
 		}
-		values[ref.Name] = NewValue(string(v))
 	}
-	return values, nil
+	return values, failed.orNil()
 }
 
 // childEnv returns the child's environment: search paths and locations, settings

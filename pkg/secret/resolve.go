@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -36,10 +38,35 @@ type Options struct {
 	Timeout     time.Duration // of one command; 0 means 30 s
 }
 
-// Resolve fetches every secret, op:// references in one batch. It returns all
-// values, or an error that names each secret that it could not resolve. No error
-// contains a value. It removes the newline from a single-line value, and keeps a
-// multi-line value, such as a key file, byte for byte.
+// Unresolved is the error of the secrets that could not be resolved, by name. Each of its
+// errors names the secret, and none contains a value.
+type Unresolved map[string]error
+
+func (u Unresolved) Error() string {
+	errs := u.Unwrap()
+	if len(errs) == 1 {
+		return errs[0].Error()
+	}
+	msgs := make([]string, len(errs))
+	for i, err := range errs {
+		msgs[i] = err.Error()
+	}
+	return fmt.Sprintf("%d secrets could not be resolved: %s", len(errs), strings.Join(msgs, "; "))
+}
+
+// Unwrap returns the errors in the order of the names. The first has the code and the hint.
+func (u Unresolved) Unwrap() []error {
+	errs := make([]error, 0, len(u))
+	for _, name := range slices.Sorted(maps.Keys(u)) {
+		errs = append(errs, u[name])
+	}
+	return errs
+}
+
+// Resolve fetches every secret, op:// references in one batch. It returns the values
+// that it could resolve, with an Unresolved if there are others. It removes the newline
+// from a single-line value, and keeps a multi-line value, such as a key file, byte for
+// byte.
 func Resolve(ctx context.Context, refs []Ref, opts Options) (map[string]Value, error) {
 	if opts.Timeout == 0 {
 		opts.Timeout = commandTimeout
@@ -82,38 +109,25 @@ func Resolve(ctx context.Context, refs []Ref, opts Options) (map[string]Value, e
 		return nil, fmt.Errorf("resolve secrets: %w", ctx.Err())
 	}
 	out := make(map[string]Value, len(refs))
+	failed := Unresolved{}
 	for i, r := range refs {
 		if errs[i] == nil {
 			values[i], errs[i] = clean(r, values[i])
 		}
-		if errs[i] == nil {
-			out[r.Name] = NewValue(values[i])
-		}
-	}
-	if err := summary(errs); err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// summary combines all failures into one error of one line.
-func summary(errs []error) error {
-	var msgs []string
-	var first error
-	for _, err := range errs {
-		if err == nil {
+		if errs[i] != nil {
+			failed[r.Name] = errs[i]
 			continue
 		}
-		if first == nil {
-			first = err
-		}
-		msgs = append(msgs, err.Error())
+		out[r.Name] = NewValue(values[i])
 	}
-	if len(msgs) <= 1 {
-		return first
+	return out, failed.orNil()
+}
+
+func (u Unresolved) orNil() error {
+	if len(u) == 0 {
+		return nil
 	}
-	return fail.New(fail.CodeOf(first), "%d secrets could not be resolved: %s", len(msgs), strings.Join(msgs, "; ")).
-		WithHint("%s", fail.HintOf(first))
+	return u
 }
 
 // clean checks a value and removes the newline of a single line.

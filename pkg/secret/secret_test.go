@@ -272,7 +272,10 @@ func TestResolveInChild(t *testing.T) {
 		t.Errorf("arguments of the child = %q, want %q last", line, ChildCommand)
 	}
 
-	_, err = ResolveInChild(t.Context(), self, []Ref{{"A", "env:IS_NOT_SET"}})
+	got, err = ResolveInChild(t.Context(), self, []Ref{{"A", "env:IS_NOT_SET"}, {"B", "env:TOKEN_SRC"}})
+	if failed, ok := errors.AsType[Unresolved](err); !ok || len(failed) != 1 || failed["A"] == nil || got["B"].Reveal() != os.Getenv("TOKEN_SRC") {
+		t.Errorf("ResolveInChild(IS_NOT_SET, TOKEN_SRC) = %d values, %v, want the value of B and an error of A", len(got), err)
+	}
 	if fail.CodeOf(err) != fail.Secret || fail.HintOf(err) != "export IS_NOT_SET=…" {
 		t.Errorf("ResolveInChild(IS_NOT_SET) = %v (hint %q), want code %v, hint \"export IS_NOT_SET=…\"", err, fail.HintOf(err), fail.Secret)
 	}
@@ -323,7 +326,8 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 		"half an answer":   {`echo '{"values":{"A":"U0VO'`, fail.Secret, "its output is invalid"},
 		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): the resolver process returned no value"},
 		"an exit code":     {`echo '{"values":{"A":"U0VO"}}'; exit 3`, fail.Secret, "exit status 3"},
-		"another's code":   {`echo '{"code":2,"error":"bad reference"}'`, fail.Usage, "bad reference"},
+		"another's code":   {`echo '{"failed":{"A":{"code":2,"error":"bad reference"}}}'`, fail.Usage, "bad reference"},
+		"one code for all": {`echo '{"failure":{"code":5,"error":"no reader"}}'`, fail.Host, "no reader"},
 		"too long":         {`printf '{"values":{"A":"'; yes U0VO | tr -d '\n' | head -c 40000000; printf '"}}'`, fail.Secret, "its output is invalid"},
 		"cannot be called": {"", fail.Secret, "permission denied"},
 	} {
@@ -334,7 +338,7 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 			}
 		}
 		got, err := ResolveInChild(t.Context(), self, []Ref{{"A", "env:X"}})
-		if got != nil || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "SENTINEL") {
+		if len(got) != 0 || fail.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "SENTINEL") {
 			t.Errorf("ResolveInChild with %s = %d values, %v, want none, code %v with %q", name, len(got), err, c.code, c.want)
 		}
 		if err := os.Remove(self); err != nil {
