@@ -63,7 +63,9 @@ func parentPattern(key string) (string, bool) {
 }
 
 func (p *Policy) build() {
-	p.once.Do(func() { p.names, p.denied = newIndex(p.Names), newIndex(p.Denied) })
+	p.once.Do(func() {
+		p.names, p.denied, p.requests = newIndex(p.Names), newIndex(p.Denied), parseRequests(p.Requests)
+	})
 }
 
 // Decide answers a question. It denies everything that it does not understand.

@@ -81,9 +81,15 @@ type Policy struct {
 	// then ask its resolver, which is that gateway, about denied names.
 	Enforced bool `json:"enforced,omitempty"`
 
+	// Requests says which HTTP requests the hosts may receive. Each layer must allow a
+	// request, so that a layer can be added but cannot widen the others.
+	Requests [][]RequestRules `json:"requests,omitempty"`
+
 	once   sync.Once
 	names  index
 	denied index
+
+	requests [][]hostRequests
 }
 
 // Default returns the policy of a session without any network settings: allowlist mode,
@@ -133,6 +139,9 @@ func (p *Policy) Validate() error {
 		if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || s.Port() == 0 {
 			bad("host service must be ADDRESS:PORT, such as 127.0.0.1:8080, got %q", s)
 		}
+	}
+	if err := p.validateRequests(); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -24,10 +24,12 @@ func Tighten(user, repo *Policy) *Policy {
 		Ports:        slices.Clone(user.Ports),
 		HostServices: slices.Clone(user.HostServices),
 		Enforced:     user.Enforced,
+		Requests:     slices.Clone(user.Requests),
 	}
 	if repo == nil {
 		return p
 	}
+	p.Requests = append(p.Requests, repo.Requests...)
 	p.Mode = narrower(user.Mode, repo.Mode)
 	if repo.Names != nil && p.Mode == Open {
 		p.Mode = Allowlist
