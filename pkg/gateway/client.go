@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -155,6 +156,29 @@ func (p Process) SetPolicy(ctx context.Context, pol *policy.Policy) error {
 	return nil
 }
 
+// SetSecrets replaces the secrets that the gateway puts in the place of their placeholders. They
+// are in its memory only, and lost when it ends.
+func (p Process) SetSecrets(ctx context.Context, secrets []Secret) (Interception, error) {
+	in := secretsRequest{Secrets: []secretRequest{}}
+	for _, s := range secrets {
+		in.Secrets = append(in.Secrets, secretRequest{s.Name, s.Like, s.Value.Reveal(), s.Hosts, s.Body, s.Problem})
+	}
+	body, err := json.Marshal(in)
+	if err != nil {
+		return Interception{}, errors.New("encode the secrets") // the error could quote one
+	}
+	var x Interception
+	err = p.send(ctx, http.MethodPost, "secrets", bytes.NewReader(body), &x)
+	return x, err
+}
+
+// Interception asks the gateway what the guest needs at present.
+func (p Process) Interception(ctx context.Context) (Interception, error) {
+	var x Interception
+	err := p.ask(ctx, http.MethodGet, "interception", &x)
+	return x, err
+}
+
 // Status asks the gateway for its status. A frozen gateway does not answer within two
 // seconds.
 func (p Process) Status(ctx context.Context) (Status, error) {
@@ -205,6 +229,11 @@ func (p Process) waitGone(ctx context.Context, within time.Duration) bool {
 
 // ask calls the gateway over its socket.
 func (p Process) ask(ctx context.Context, method, what string, into any) error {
+	return p.send(ctx, method, what, nil, into)
+}
+
+// send calls the gateway with a body.
+func (p Process) send(ctx context.Context, method, what string, body io.Reader, into any) error {
 	if !p.Running() {
 		return ErrNotRunning
 	}
@@ -224,7 +253,7 @@ func (p Process) ask(ctx context.Context, method, what string, into any) error {
 			return new(net.Dialer).DialContext(ctx, "unix", w.API)
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, method, "http://gateway"+control+what, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://gateway"+control+what, body)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"runtime/metrics"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
 // conn is one TCP connection of the guest, from its SYN to its end.
@@ -264,10 +266,22 @@ func (c *conn) denyAddr(proto string, d decision, addr netip.Addr) {
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
-	c.g.report(Record{
+	c.g.report(c.denial(proto, d, addr))
+}
+
+func (c *conn) denial(proto string, d decision, addr netip.Addr) Record {
+	return Record{
 		Kind: KindTCP, Proto: proto, Name: c.name, Addr: addr, Port: c.to.Port(),
 		Rule: d.Rule, Source: d.Source, Reason: clean(d.Reason), Conn: c.id,
-	})
+	}
+}
+
+// denyRequest reports that the policy does not allow a request. The connection goes on.
+func (c *conn) denyRequest(r *http.Request, d decision) {
+	record := c.denial(protoHTTP, d, c.to.Addr())
+	record.Request = clean(policy.Request{Host: c.name, Method: r.Method, Path: r.URL.EscapedPath()}.String())
+	record.Conn = 0 // so that equal requests on several connections are counted together
+	c.g.report(record)
 }
 
 // fail reports that an allowed connection could not be established.

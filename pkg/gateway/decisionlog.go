@@ -360,18 +360,21 @@ func (r *reader) lines(f *os.File, at int64) (int64, error) {
 
 // Denial is one denied destination with all its occurrences.
 type Denial struct {
-	Name   string     `json:"name,omitempty"` // "" if an address was asked for
-	Addr   netip.Addr `json:"addr,omitzero"`
-	Port   uint16     `json:"port,omitempty"` // 0 if a name was only looked up
-	Reason string     `json:"reason"`
-	Count  int64      `json:"count"`
-	First  time.Time  `json:"first"`
-	Last   time.Time  `json:"last"`
+	Name    string     `json:"name,omitempty"` // "" if an address was asked for
+	Addr    netip.Addr `json:"addr,omitzero"`
+	Port    uint16     `json:"port,omitempty"`    // 0 if a name was only looked up
+	Request string     `json:"request,omitempty"` // METHOD URL, if the connection was allowed
+	Reason  string     `json:"reason"`
+	Count   int64      `json:"count"`
+	First   time.Time  `json:"first"`
+	Last    time.Time  `json:"last"`
 }
 
 // Target returns the destination as a person writes it.
 func (d Denial) Target() string {
 	switch {
+	case d.Request != "":
+		return d.Request
 	case d.Name == "" && !d.Addr.IsValid():
 		return "-"
 	case d.Name == "" && d.Port == 0:
@@ -391,6 +394,8 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 		name string
 		addr netip.Addr
 		port uint16
+
+		request string
 	}
 	found := map[key]*Denial{}
 	for e, err := range Decisions(ctx, dir, false) {
@@ -400,7 +405,7 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 		if e.Allowed || !e.Time.After(after) || e.Name == "" && !e.Addr.IsValid() {
 			continue
 		}
-		k := key{name: e.Name, port: e.Port}
+		k := key{name: e.Name, port: e.Port, request: e.Request}
 		if e.Kind == KindDNS { // the port is DNS's own, not the destination's
 			k.port = 0
 		}
@@ -409,7 +414,7 @@ func Denials(ctx context.Context, dir string, after time.Time) ([]Denial, error)
 		}
 		d, ok := found[k]
 		if !ok {
-			d = &Denial{Name: k.name, Addr: k.addr, Port: k.port, First: e.Time}
+			d = &Denial{Name: k.name, Addr: k.addr, Port: k.port, Request: k.request, First: e.Time}
 			found[k] = d
 		}
 		d.Reason, d.Last, d.Count = e.Reason, e.Time, d.Count+e.Times()

@@ -42,6 +42,7 @@ type Record struct {
 	Rule    string     `json:"rule,omitempty"`
 	Source  string     `json:"source,omitempty"`
 	Reason  string     `json:"reason,omitempty"`
+	Request string     `json:"request,omitempty"` // a denied HTTP request: its method and URL, without the query
 
 	Conn     uint64        `json:"conn,omitempty"`
 	End      bool          `json:"end,omitempty"`

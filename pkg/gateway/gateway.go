@@ -15,12 +15,14 @@ package gateway
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
@@ -93,6 +95,10 @@ type Gateway struct {
 	resolver resolver
 	proxy    hostProxy
 
+	interceptMu sync.Mutex // held while intercepted changes
+	intercepted atomic.Pointer[interception]
+	roots       *x509.CertPool // of the servers of intercepted connections; nil for the host's own
+
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -160,7 +166,7 @@ func (g *Gateway) start() error {
 		return fmt.Errorf("DNS service: %w", err)
 	}
 	g.web = newWeb(g)
-	return nil
+	return g.readRuledHosts()
 }
 
 // offset returns the nth address of a network.
@@ -174,6 +180,9 @@ func offset(p netip.Prefix, n byte) netip.Addr {
 // policy does not allow; the others continue. A nil policy denies everything.
 func (g *Gateway) SetPolicy(p *policy.Policy) {
 	g.policy.Store(p)
+	if err := g.readRuledHosts(); err != nil {
+		g.policy.Store(nil) // otherwise requests would pass without a decision
+	}
 	g.conns.each(func(c *conn) { c.review() })
 }
 

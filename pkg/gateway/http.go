@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
@@ -31,9 +32,16 @@ const (
 // that the server reads exactly what was checked.
 type web struct {
 	g       *Gateway
-	server  *http.Server
-	conns   chan *webConn
+	plain   webServer // HTTP/1.1, unencrypted
+	secure  webServer // HTTP/1.1 and HTTP/2 from intercepted TLS connections
 	forward *httputil.ReverseProxy
+	objects objects
+}
+
+// webServer serves connections that are given to it one by one.
+type webServer struct {
+	*http.Server
+	conns chan *webConn
 }
 
 // dialled is an upstream connection that is already established.
@@ -48,8 +56,12 @@ type webConn struct {
 	net.Conn
 	c         *conn
 	transport *http.Transport
-	done      chan struct{}
-	once      sync.Once
+	upgrades  *http.Transport // for WebSockets over intercepted connections, which need HTTP/1.1
+	// Whether the requests came over TLS, which the gateway ended. They get the secrets that
+	// are bound to the host when they arrive.
+	intercepted bool
+	done        chan struct{}
+	once        sync.Once
 }
 
 // Close closes the connection and done. The server calls it, or the proxy after an upgrade.
@@ -62,17 +74,18 @@ func (w *webConn) Close() error {
 // CloseWrite passes on the end of an upgraded stream.
 func (w *webConn) CloseWrite() error { return pipe.CloseWrite(w.Conn) }
 
-type webConnKey struct{}
+type (
+	webConnKey  struct{}
+	exchangeKey struct{}
+)
 
 func newWeb(g *Gateway) *web {
-	w := &web{g: g, conns: make(chan *webConn)}
+	w := &web{g: g}
 	quiet := log.New(io.Discard, "", 0) // a guest's broken requests are not worth a log line
-	var http1 http.Protocols
-	http1.SetHTTP1(true)
 	w.forward = &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			c := webConnOf(p.In)
-			p.Out.URL.Scheme, p.Out.URL.Host = "http", c.authority()
+			p.Out.URL.Scheme, p.Out.URL.Host = c.scheme(), c.authority()
 			p.Out.URL.RawQuery = p.In.URL.RawQuery
 			p.Out.Host = c.authority()
 			if !isWebSocket(p.In) {
@@ -85,15 +98,45 @@ func newWeb(g *Gateway) *web {
 				p.Out.Header.Set("User-Agent", "") // sends no User-Agent instead of Go's default
 			}
 		},
-		Transport:     roundTrip(func(r *http.Request) (*http.Response, error) { return webConnOf(r).transport.RoundTrip(r) }),
+		Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			transport, e := webConnOf(r).transport, exchangeOf(r)
+			if webConnOf(r).intercepted && isWebSocket(r) {
+				transport = webConnOf(r).upgrades
+			}
+			if e == nil {
+				return transport.RoundTrip(r)
+			}
+			// Without the values of the context, the proxy's trace does not see informational
+			// responses. It would pass on their headers, with what the server reflects.
+			response, err := transport.RoundTrip(r.WithContext(withoutValues{r.Context()}))
+			if err != nil {
+				return nil, err
+			}
+			response.Request = r
+			if err := e.Response(response); err != nil {
+				response.Body.Close() //nolint:errcheck // the error above is what matters
+				return nil, err
+			}
+			return response, nil
+		}),
 		FlushInterval: -1,
 		BufferPool:    &copyBuffers{},
 		ErrorLog:      quiet,
 		ErrorHandler:  w.failed,
 	}
-	w.server = &http.Server{
+	w.plain, w.secure = w.serve(quiet, false), w.serve(quiet, true)
+	return w
+}
+
+// serve starts a server. Its connections are decrypted already, so HTTP/2 is recognised by its
+// first bytes (RFC 9113, 3.3).
+func (w *web) serve(quiet *log.Logger, http2 bool) webServer {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(http2)
+	s := webServer{conns: make(chan *webConn), Server: &http.Server{
 		Handler:           w,
-		Protocols:         &http1,
+		Protocols:         &protocols,
 		ReadHeaderTimeout: headerTime,
 		IdleTimeout:       httpIdle,
 		MaxHeaderBytes:    maxRequestHeader,
@@ -101,28 +144,34 @@ func newWeb(g *Gateway) *web {
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, webConnKey{}, c)
 		},
-	}
-	g.run(nil, func() { _ = w.server.Serve(w) }) // ends with close and never returns any other error
-	return w
+	}}
+	w.g.run(nil, func() { _ = s.Serve(listener{w.g, s.conns}) }) // ends with close and never returns any other error
+	return s
 }
 
-func (w *web) close() { w.server.Close() } //nolint:errcheck // the connections are closed separately
+func (w *web) close() {
+	w.plain.Close()  //nolint:errcheck // the connections are closed separately
+	w.secure.Close() //nolint:errcheck // likewise
+}
 
-// Accept implements net.Listener. web is its own server's listener.
-func (w *web) Accept() (net.Conn, error) {
+// listener is the net.Listener of a webServer.
+type listener struct {
+	g     *Gateway
+	conns chan *webConn
+}
+
+func (l listener) Accept() (net.Conn, error) {
 	select {
-	case c := <-w.conns:
+	case c := <-l.conns:
 		return c, nil
-	case <-w.g.ctx.Done():
+	case <-l.g.ctx.Done():
 		return nil, net.ErrClosed
 	}
 }
 
-// Close implements net.Listener.
-func (w *web) Close() error { return nil }
+func (l listener) Close() error { return nil }
 
-// Addr implements net.Listener.
-func (w *web) Addr() net.Addr { return &net.UnixAddr{Name: "gateway", Net: "unix"} }
+func (l listener) Addr() net.Addr { return &net.UnixAddr{Name: "gateway", Net: "unix"} }
 
 func webConnOf(r *http.Request) *webConn {
 	c, ok := r.Context().Value(webConnKey{}).(*webConn)
@@ -132,11 +181,30 @@ func webConnOf(r *http.Request) *webConn {
 	return c
 }
 
+// exchangeOf returns what replaced the placeholders of r, or nil if nothing did.
+func exchangeOf(r *http.Request) *intercept.Exchange {
+	e, _ := r.Context().Value(exchangeKey{}).(*intercept.Exchange)
+	return e
+}
+
+// withoutValues is a context without its values.
+type withoutValues struct{ context.Context }
+
+func (withoutValues) Value(any) any { return nil }
+
 func connOf(r *http.Request) *conn { return webConnOf(r).c }
+
+// scheme returns the scheme of the requests.
+func (w *webConn) scheme() string {
+	if w.intercepted {
+		return "https"
+	}
+	return "http"
+}
 
 // authority returns the Host header for the name that was dialled.
 func (w *webConn) authority() string {
-	if w.c.to.Port() == portHTTP {
+	if w.c.to.Port() == portHTTP && !w.intercepted || w.c.to.Port() == portHTTPS && w.intercepted {
 		return w.c.name
 	}
 	return net.JoinHostPort(w.c.name, strconv.Itoa(int(w.c.to.Port())))
@@ -185,9 +253,14 @@ func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 	if via != nil {
 		wc.transport.Proxy = http.ProxyURL(via)
 	}
+	c.serveWeb(wc, c.g.web.plain)
+}
+
+// serveWeb serves the requests of a connection until it ends.
+func (c *conn) serveWeb(wc *webConn, s webServer) {
 	defer wc.transport.CloseIdleConnections()
 	select {
-	case c.g.web.conns <- wc:
+	case s.conns <- wc:
 		<-wc.done
 	case <-c.ctx.Done():
 	}
@@ -195,7 +268,8 @@ func (c *conn) serveHTTP(guest net.Conn, first *dialled) {
 
 // ServeHTTP checks one request and passes it on.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	c := connOf(r)
+	wc := webConnOf(r)
+	c := wc.c
 	refuse := func(status int, d decision) {
 		c.deny(protoHTTP, d)
 		rw.Header().Set("Connection", "close")
@@ -206,29 +280,66 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
-	case r.ProtoMajor != 1 || r.Method == "PRI":
+	case !wc.intercepted && r.ProtoMajor != 1 || r.Method == "PRI":
 		refuse(http.StatusHTTPVersionNotSupported, decision{Reason: "HTTP/2 without TLS"})
+		return
+	case wc.intercepted && r.Method == http.MethodTrace:
+		refuse(http.StatusMethodNotAllowed, decision{Reason: "TRACE: the answer would contain the request's secrets"})
 		return
 	case r.Method == http.MethodConnect:
 		refuse(http.StatusMethodNotAllowed, decision{Reason: "CONNECT: the gateway is not a proxy"})
 		return
-	case r.URL.IsAbs() && r.URL.Scheme != "http":
+	case r.URL.IsAbs() && r.URL.Scheme != wc.scheme():
 		refuse(http.StatusMisdirectedRequest, decision{Reason: fmt.Sprintf("HTTP request for a %q URL", r.URL.Scheme)})
 		return
 	}
-	if err := webConnOf(r).checkHost(r.Host); err != nil {
+	if err := wc.checkHost(r.Host); err != nil {
 		refuse(http.StatusMisdirectedRequest, decision{Reason: err.Error()})
 		return
+	}
+	asked := policy.Request{Host: c.name, Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}
+	if c.g.policy.Load().ReadsRequests(c.name) {
+		for _, name := range methodOverrides {
+			r.Header.Del(name)
+		}
+		if d := c.g.policy.decideRequest(asked); !d.Allowed {
+			c.denyRequest(r, d)
+			http.Error(rw, fmt.Sprintf("agent-sessionizer: %s %s: %s", clean(r.Method), clean(r.URL.EscapedPath()), clean(d.Reason)), http.StatusForbidden)
+			return
+		}
+	}
+	if e := c.g.intercepted.Load().find(c.name); e != nil && wc.intercepted {
+		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, e))
+		if err := e.Request(r); err != nil {
+			status := http.StatusForbidden
+			if _, missing := errors.AsType[*intercept.MissingError](err); missing {
+				status = http.StatusBadGateway
+			}
+			refuse(status, decision{Reason: err.Error()})
+			return
+		}
+		r.Header.Del("Accept-Encoding") // the transport asks for what Exchange.Response can read
+	}
+	if rules := c.g.policy.graphQL(asked); len(rules) > 0 {
+		if err := w.checkGraphQL(r, rules); err != nil {
+			c.denyRequest(r, decision{Reason: err.Error()})
+			http.Error(rw, "agent-sessionizer: "+clean(err.Error()), http.StatusForbidden)
+			return
+		}
 	}
 	// Do not add headers that the server did not send.
 	rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
 	w.forward.ServeHTTP(rw, r)
 }
 
+// methodOverrides are headers with which some servers let a client replace the method, which was
+// checked.
+var methodOverrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
 // checkHost returns an error if host is not the name and port that were dialled.
 func (w *webConn) checkHost(host string) error {
 	w.c.mu.Lock()
-	lax := w.c.unchecked
+	lax := w.c.unchecked && !w.intercepted
 	w.c.mu.Unlock()
 	if lax {
 		return nil

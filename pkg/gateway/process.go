@@ -132,6 +132,8 @@ func (s *server) serve(ctx context.Context, w vm.NetSockets) error {
 		s.reload()
 		s.serveStatus(w, r)
 	})
+	mux.HandleFunc("POST "+control+"secrets", s.setSecrets)
+	mux.HandleFunc("GET "+control+"interception", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.gateway.Interception()) })
 	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.quitOnce() })
 	api := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
 
@@ -220,9 +222,28 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 		st.Detached = true
 	default:
 	}
+	s.answer(w, st)
+}
+
+// setSecrets replaces the secrets, and answers with what the guest needs for them.
+func (s *server) setSecrets(w http.ResponseWriter, r *http.Request) {
+	var in secretsRequest
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSecretsBody)).Decode(&in); err != nil {
+		http.Error(w, "the secrets cannot be read", http.StatusBadRequest) // without the decoder's error, which could quote one
+		return
+	}
+	x, err := s.gateway.SetSecrets(in.secrets())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	s.answer(w, x)
+}
+
+func (s *server) answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(st); err != nil {
-		s.log.Warn("answering a status request failed", "error", err)
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		s.log.Warn("answering a request failed", "error", err)
 	}
 }
 

@@ -3,10 +3,13 @@ package gateway_test
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,6 +17,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,6 +29,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/gatewaytest"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
@@ -575,5 +581,60 @@ func TestFilesAreTheUsers(t *testing.T) {
 		} else if st.Mode().Perm()&0o077 != 0 {
 			t.Errorf("mode of %s = %v, want no access for others", path, st.Mode())
 		}
+	}
+}
+
+// The secrets are in the gateway's memory only.
+func TestSecrets(t *testing.T) {
+	const token = "ghp_RealRealRealRealReal0123456789abcdef"
+	r := newRig(t)
+	r.start(allowing("github.com"))
+	bound := gateway.Secret{Name: "TOKEN", Like: "ghp_", Value: secret.NewValue(token), Hosts: []string{"api.github.com", "github.com"}}
+	set := func(secrets ...gateway.Secret) gateway.Interception {
+		t.Helper()
+		x, err := r.SetSecrets(t.Context(), secrets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	first := set(bound)
+	block, _ := pem.Decode(first.Certificate)
+	if block == nil {
+		t.Fatalf("certificate = %q, want one", first.Certificate)
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || !certificate.IsCA || !slices.Equal(certificate.PermittedDNSDomains, bound.Hosts) {
+		t.Errorf("certificate for %q, %v, want an authority for %q", certificate.PermittedDNSDomains, err, bound.Hosts)
+	}
+	if p := first.Placeholders["TOKEN"]; len(p) != len(token) || !strings.HasPrefix(p, "ghp_") {
+		t.Errorf("placeholder = %q, want a text like %q", p, token)
+	}
+	bound.Hosts, bound.Value = bound.Hosts[1:], secret.NewValue("ghp_another")
+	if again := set(bound); !reflect.DeepEqual(again, first) {
+		t.Errorf("another value for fewer hosts = %+v, want what the guest has: %+v", again, first)
+	}
+	bound.Hosts = []string{"gitlab.com"}
+	if other := set(bound); string(other.Certificate) == string(first.Certificate) || other.Placeholders["TOKEN"] != first.Placeholders["TOKEN"] {
+		t.Errorf("another host changes the placeholder or not the certificate")
+	}
+	bound.Like = "glpat-"
+	if other := set(bound); !strings.HasPrefix(other.Placeholders["TOKEN"], "glpat-") {
+		t.Errorf("placeholder like glpat- = %q", other.Placeholders["TOKEN"])
+	}
+	if none := set(); none.Certificate != nil || len(none.Placeholders) > 0 {
+		t.Errorf("without secrets = %+v, want nothing", none)
+	}
+	err = filepath.WalkDir(r.Dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if text, err := os.ReadFile(path); err != nil || strings.Contains(string(text), token) {
+			t.Errorf("%s contains the secret, %v", path, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

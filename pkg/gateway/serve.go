@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/netip"
@@ -48,7 +49,9 @@ func (c *conn) serveName() {
 		return
 	}
 	switch {
-	case lax && (port != portHTTP || !c.g.proxy.servesPlain(c.name)):
+	case port == portHTTPS && c.g.intercepted.Load().find(c.name) != nil:
+		c.serveTLS()
+	case lax && (port != portHTTP || !c.g.proxy.servesPlain(c.name) && !c.g.policy.Load().ReadsRequests(c.name)):
 		c.serveRaw(protoRaw)
 	case port == portHTTPS:
 		c.serveTLS()
@@ -123,6 +126,11 @@ func (c *conn) serveTLS() {
 	}
 	if err != nil {
 		c.deny(protoTLS, decision{Reason: err.Error()})
+		return
+	}
+	x := c.g.intercepted.Load()
+	if x.find(c.name) != nil {
+		c.serveIntercepted(&replayed{Conn: guest, first: io.MultiReader(bytes.NewReader(hello.bytes), bytes.NewReader(hello.rest))}, x)
 		return
 	}
 	up, d, addr, err := c.dial()

@@ -1,0 +1,268 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+)
+
+const (
+	handshakeTime = 30 * time.Second
+	// Connections of one guest connection to a server that speaks no HTTP/2.
+	maxUpstream = 64
+	// Hosts of which a guest can make the gateway remember the secrets.
+	maxExchanges = 1000
+)
+
+// Secret is a secret that the gateway puts into requests to some hosts, in the place of a text
+// that the guest has.
+type Secret struct {
+	Name    string // of the variable
+	Like    string // what the placeholder begins with
+	Value   secret.Value
+	Hosts   []string // canonical names, or *.ZONE
+	Body    bool     // whether the placeholder is also replaced in bodies
+	Problem string   // why there is no value; "" if there is one
+}
+
+// Interception is what the guest needs for the gateway's secrets.
+type Interception struct {
+	Certificate  []byte            `json:"certificate"`  // to trust, PEM; nil without secrets
+	Placeholders map[string]string `json:"placeholders"` // by the secret's name
+}
+
+// These are the messages of Process.SetSecrets. Their types are not exported, because they
+// contain values that can be printed.
+type (
+	secretsRequest struct {
+		Secrets []secretRequest `json:"secrets"`
+	}
+	secretRequest struct {
+		Name    string   `json:"name"`
+		Like    string   `json:"like,omitempty"`
+		Value   string   `json:"value"`
+		Hosts   []string `json:"hosts"`
+		Body    bool     `json:"body,omitempty"`
+		Problem string   `json:"problem,omitempty"`
+	}
+)
+
+// maxSecretsBody limits a secretsRequest, in bytes.
+const maxSecretsBody = secret.MaxSecrets * (2*secret.MaxBytes + 64<<10)
+
+func (r secretsRequest) secrets() (all []Secret) {
+	for _, s := range r.Secrets {
+		all = append(all, Secret{s.Name, s.Like, secret.NewValue(s.Value), s.Hosts, s.Body, s.Problem})
+	}
+	return all
+}
+
+// interception is what the gateway needs to read the requests to some hosts.
+type interception struct {
+	authority    *intercept.Authority
+	secrets      []Secret
+	bound        map[string][]intercept.Bound // by host or *.ZONE
+	placeholders map[string]string            // by the secret's name
+	ruled        []string                     // hosts and *.ZONE with request rules
+
+	mu       sync.Mutex
+	exchange map[string]*intercept.Exchange // by host
+}
+
+// SetSecrets makes the gateway read the requests to the hosts of the secrets, and replace their
+// placeholders. A secret that the gateway had before under that name keeps its placeholder.
+// Connections to these hosts that the gateway does not read are cut.
+func (g *Gateway) SetSecrets(secrets []Secret) (Interception, error) {
+	g.interceptMu.Lock()
+	defer g.interceptMu.Unlock()
+	return g.intercept(secrets, g.policy.requestHosts())
+}
+
+// intercept replaces the interception. The caller holds interceptMu.
+func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, error) {
+	was := g.intercepted.Load()
+	x, err := was.next(secrets, ruled)
+	if err != nil {
+		return Interception{}, err
+	}
+	g.intercepted.Store(x)
+	g.conns.each(func(c *conn) {
+		if c.to.Port() == portHTTPS && was.find(c.name) == nil && x.find(c.name) != nil {
+			c.abort("its requests are read from now on")
+		}
+	})
+	return x.view(), nil
+}
+
+// readRuledHosts makes the gateway read the requests to the hosts that the policy has request
+// rules for.
+func (g *Gateway) readRuledHosts() error {
+	g.interceptMu.Lock()
+	defer g.interceptMu.Unlock()
+	ruled := g.policy.requestHosts()
+	var secrets []Secret
+	if was := g.intercepted.Load(); was != nil {
+		if slices.Equal(was.ruled, ruled) {
+			return nil
+		}
+		secrets = was.secrets
+	}
+	_, err := g.intercept(secrets, ruled)
+	return err
+}
+
+// Interception returns what the guest needs at present.
+func (g *Gateway) Interception() Interception { return g.intercepted.Load().view() }
+
+func (x *interception) view() Interception {
+	if x == nil {
+		return Interception{}
+	}
+	return Interception{x.authority.PEM(), x.placeholders}
+}
+
+// next returns the interception for secrets and hosts with request rules that replace those of
+// x. It is nil without any.
+func (x *interception) next(secrets []Secret, ruled []string) (*interception, error) {
+	if len(secrets) == 0 && len(ruled) == 0 {
+		return nil, nil
+	}
+	now := &interception{
+		secrets: secrets, ruled: ruled,
+		bound: map[string][]intercept.Bound{}, placeholders: map[string]string{}, exchange: map[string]*intercept.Exchange{},
+	}
+	for _, s := range secrets {
+		text := placeholder(s.Like)
+		if x != nil && strings.HasPrefix(x.placeholders[s.Name], s.Like) && x.placeholders[s.Name] != "" {
+			text = x.placeholders[s.Name]
+		}
+		now.placeholders[s.Name] = text
+		for _, host := range s.Hosts {
+			now.bound[host] = append(now.bound[host], intercept.Bound{Name: s.Name, Placeholder: text, Value: s.Value, Body: s.Body, Problem: s.Problem})
+		}
+	}
+	hosts := slices.AppendSeq(slices.Clone(ruled), maps.Keys(now.bound))
+	slices.Sort(hosts)
+	hosts = slices.Compact(hosts)
+	if x != nil && !slices.ContainsFunc(hosts, func(h string) bool { return !x.authority.Covers(h) }) {
+		now.authority = x.authority
+		return now, nil
+	}
+	var err error
+	now.authority, err = intercept.NewAuthority(hosts)
+	return now, err
+}
+
+// placeholder returns a random text that begins as the real values do.
+func placeholder(like string) string {
+	const length = 40 // of GitHub's tokens
+	const random = 26 // characters with 5 bits each: 130 bits
+	text := like + rand.Text() + rand.Text()
+	return text[:max(length, len(like)+random)]
+}
+
+// find returns the exchange of the secrets that are bound to a host, or nil if the requests to
+// it are not read.
+func (x *interception) find(host string) *intercept.Exchange {
+	if x == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e, known := x.exchange[host]; known {
+		return e
+	}
+	var all []intercept.Bound
+	for pattern, bound := range x.bound {
+		if intercept.Matches(pattern, host) {
+			all = append(all, bound...)
+		}
+	}
+	if len(all) == 0 && !slices.ContainsFunc(x.ruled, func(pattern string) bool { return intercept.Matches(pattern, host) }) {
+		return nil
+	}
+	e := intercept.NewExchange(all)
+	if len(x.exchange) < maxExchanges {
+		x.exchange[host] = e
+	}
+	return e
+}
+
+// serveIntercepted reads the requests of a TLS connection, whose ClientHello was checked, and
+// passes them on over another one.
+func (c *conn) serveIntercepted(guest net.Conn, x *interception) {
+	certificate, err := x.authority.Certificate(c.name)
+	if err != nil {
+		c.fail(protoTLS, err)
+		return
+	}
+	session := tls.Server(guest, &tls.Config{
+		Certificates: []tls.Certificate{*certificate}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
+	})
+	ctx, cancel := context.WithTimeout(c.ctx, handshakeTime)
+	err = session.HandshakeContext(ctx)
+	cancel()
+	if err != nil {
+		c.fail(protoTLS, fmt.Errorf("the client refused the gateway's certificate or TLS settings: %w", err))
+		return
+	}
+	wc := &webConn{Conn: session, c: c, done: make(chan struct{}), intercepted: true}
+	wc.transport, wc.upgrades = c.secureTransport(true), c.secureTransport(false)
+	defer wc.upgrades.CloseIdleConnections()
+	c.serveWeb(wc, c.g.web.secure)
+}
+
+// secureTransport returns a transport that connects to the server of the dialled name.
+func (c *conn) secureTransport(http2 bool) *http.Transport {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(http2)
+	next := []string{"h2", "http/1.1"}
+	if !http2 {
+		next = next[1:]
+	}
+	return &http.Transport{
+		Protocols:              &protocols,
+		MaxConnsPerHost:        maxUpstream,
+		IdleConnTimeout:        90 * time.Second,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxResponseHeader,
+		DialTLSContext:         func(context.Context, string, string) (net.Conn, error) { return c.dialTLS(next) },
+	}
+}
+
+// dialTLS connects to the server of the dialled name, verifies its certificate, and agrees on one
+// of the protocols.
+func (c *conn) dialTLS(protocols []string) (net.Conn, error) {
+	up, d, addr, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	session := tls.Client(up, &tls.Config{
+		ServerName: c.name, RootCAs: c.g.roots, NextProtos: protocols, MinVersion: tls.VersionTLS12,
+	})
+	ctx, cancel := context.WithTimeout(c.ctx, handshakeTime)
+	defer cancel()
+	if err := session.HandshakeContext(ctx); err != nil {
+		up.abort()
+		var bad *tls.CertificateVerificationError
+		if errors.As(err, &bad) {
+			return nil, fmt.Errorf("the certificate of %s: %w", c.name, bad.Err)
+		}
+		return nil, err
+	}
+	c.open(protoTLS, d, addr)
+	return session, nil
+}
