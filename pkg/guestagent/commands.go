@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/secrets"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/taskrun"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/trust"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
 
@@ -79,6 +80,12 @@ func commands() []command {
 				return secrets.Wipe(c.guest)
 			}
 			return secrets.Set(c.guest, c.in)
+		}},
+		{"trust", "", "trust a certificate authority (stdin) instead of the one before", 0, nil, func(ctx context.Context, c *call) error {
+			return trust.Set(ctx, c.guest, c.in)
+		}},
+		{"runc", "ARGUMENT…", "run runc, and make containers trust what the guest trusts", variadic, nil, func(_ context.Context, c *call) error {
+			return trust.Runc(c.guest, c.args)
 		}},
 		{"credential", "get|store|erase", "git's credential helper", 1, nil, func(_ context.Context, c *call) error {
 			return secrets.Credential(c.guest, c.args[0], c.in, c.out)

@@ -190,6 +190,15 @@ func (g Guest) SetSecrets(ctx context.Context, values map[string]secret.Value, t
 	return nil
 }
 
+// Trust makes the guest trust a certificate authority, given as PEM, instead of the one of the
+// call before.
+func (g Guest) Trust(ctx context.Context, certificate []byte) error {
+	if _, err := g.SSH.Output(ctx, "sudo "+g.program("trust"), bytes.NewReader(certificate), maxReply); err != nil {
+		return fmt.Errorf("make the guest trust its gateway: %w", err)
+	}
+	return nil
+}
+
 // WipeSecrets removes the secrets from the guest.
 func (g Guest) WipeSecrets(ctx context.Context) error {
 	_, err := g.SSH.Output(ctx, g.program("secrets", "--wipe"), nil, maxReply)

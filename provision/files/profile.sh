@@ -16,3 +16,9 @@ else
 	export NPM_CONFIG_PREFIX="$HOME/.local"
 fi
 export PATH
+# The gateway's certificate authority is in the system's store, which these programs
+# would not read.
+for name in SSL_CERT_FILE NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO AWS_CA_BUNDLE; do
+	eval "export $name=\"\${$name:-/etc/ssl/certs/ca-certificates.crt}\""
+done
+unset name
