@@ -40,13 +40,16 @@ type Config struct {
 	listed   map[string]Origin // origins of the lists of names, by file name
 	instead  map[string][]byte // content that Check substitutes for a file, by path
 
-	profile   string // name of the default profile
-	base      Profile
-	profiles  map[string]Profile
-	repos     map[RepoKey]Repo
-	overrides map[RepoKey]Resources
-	groups    policy.Groups
-	allowlist []policy.Rule
+	profile  string // name of the default profile
+	base     Profile
+	bindings map[string]Binding // by the secret's name
+
+	requestRules map[string]Requests // by the name of the set
+	profiles     map[string]Profile
+	repos        map[RepoKey]Repo
+	overrides    map[RepoKey]Resources
+	groups       policy.Groups
+	allowlist    []policy.Rule
 }
 
 // Prepare selects how much is prepared in advance to make sessions start faster.
@@ -85,7 +88,7 @@ func Check(paths Paths, defaults fs.FS, name string, text []byte) error {
 func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, error) {
 	c := &Config{
 		Paths: paths, defaults: defaults, instead: instead, listed: map[string]Origin{},
-		profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{},
+		bindings: map[string]Binding{}, requestRules: map[string]Requests{}, profiles: map[string]Profile{}, repos: map[RepoKey]Repo{}, overrides: map[RepoKey]Resources{},
 	}
 	if err := c.loadGroups(); err != nil {
 		return nil, err
@@ -111,6 +114,8 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 				}
 			}
 		}
+		maps.Copy(c.bindings, d.Bindings)
+		maps.Copy(c.requestRules, d.RequestRules)
 		maps.Copy(c.profiles, d.Profiles)
 		maps.Copy(c.repos, d.Repos)
 		return nil
@@ -247,8 +252,10 @@ type Settings struct {
 	Profile   string            `json:"profile,omitempty"`
 	Resources Resources         `json:"resources"`
 	Network   Network           `json:"network"`
-	Secrets   map[string]string `json:"secrets,omitempty"` // name → reference
+	Secrets   map[string]Secret `json:"secrets,omitempty"`
 	Persist   Persist           `json:"persist,omitempty"`
+
+	Repo RepoKey `json:"-"`
 }
 
 // For returns the settings of a repository. The key "" stands for a repository that no file
@@ -278,7 +285,7 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Repo: repo}, nil
 }
 
 // Profiles returns the names of the profiles, sorted.
@@ -299,6 +306,28 @@ type Additions struct {
 	Allow        []policy.Rule    `json:"allow,omitempty"`
 	Deny         []policy.Rule    `json:"deny,omitempty"`
 	HostServices []netip.AddrPort `json:"host_services,omitempty"`
+
+	Requests []policy.RequestRules `json:"requests,omitempty"` // with Except or Deny
+
+	// Layer are rules that the session was created with. They only narrow.
+	Layer []policy.RequestRules `json:"-"`
+}
+
+// addRequests adds the requests that are allowed or denied for one session.
+func (a Additions) addRequests(p *policy.Policy) {
+	var denied []policy.RequestRules
+	for _, r := range a.Requests {
+		if len(r.Deny) > 0 {
+			denied = append(denied, r)
+			continue
+		}
+		for i := range p.Requests {
+			p.Requests[i] = append(p.Requests[i], r)
+		}
+	}
+	if len(denied) > 0 {
+		p.Requests = append(p.Requests, denied)
+	}
 }
 
 // Policy compiles the network policy of s. The project, which the repository provides, can
@@ -322,6 +351,12 @@ func (c *Config) Policy(s Settings, session Additions, project *Project) (*polic
 	for _, h := range s.Network.HostServices {
 		p.HostServices = append(p.HostServices, netip.AddrPort(h))
 	}
+	if p.Requests, err = c.requestLayers(s); err != nil {
+		return nil, err
+	}
+	if len(p.Requests)+len(session.Layer) > 0 && !p.Enforced {
+		return nil, fail.New(fail.Usage, "request rules need the gateway, which network.enforce: false turns off").WithHint("agent-sessionizer config edit config.yaml")
+	}
 	if project != nil {
 		wish, err := c.projectPolicy(project)
 		if err != nil {
@@ -333,6 +368,10 @@ func (c *Config) Policy(s Settings, session Additions, project *Project) (*polic
 	p.Names = append(p.Names, session.Allow...)
 	p.Denied = append(p.Denied, session.Deny...)
 	p.HostServices = append(p.HostServices, session.HostServices...)
+	if len(session.Layer) > 0 {
+		p.Requests = append(p.Requests, session.Layer)
+	}
+	session.addRequests(p)
 	if err := p.Validate(); err != nil {
 		return nil, fail.New(fail.Usage, "network policy: %w", err)
 	}

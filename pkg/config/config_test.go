@@ -440,7 +440,7 @@ func TestHostServices(t *testing.T) {
 // checkSettings compares profile, resources and secrets.
 func checkSettings(t *testing.T, got, want config.Settings) {
 	t.Helper()
-	got.Network, got.Persist = want.Network, want.Persist
+	got.Network, got.Persist, got.Repo = want.Network, want.Persist, want.Repo
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings of profile %s mismatch (-want +got):\n%s", want.Profile, diff)
 	}
@@ -476,7 +476,7 @@ repos:
 	s := settings(t, c, "github.com/o/r", "") // the user's profile small replaces the system's completely
 	checkSettings(t, s, config.Settings{
 		Profile: "small", Resources: config.Resources{CPUs: 4, Memory: 1 << 30, Disk: 50 << 30},
-		Secrets: map[string]string{"A": "env:SYS_A", "B": "env:MY_B", "C": "env:SMALL_C"},
+		Secrets: map[string]config.Secret{"A": {From: "env:SYS_A"}, "B": {From: "env:MY_B"}, "C": {From: "env:SMALL_C"}},
 	})
 	if got, want := fmt.Sprint(s.Network.Allow), "[system.org small.org]"; got != want {
 		t.Errorf("Network.Allow of o/r = %s, want %s", got, want)
@@ -484,7 +484,7 @@ repos:
 	s = settings(t, c, "github.com/acme/app", "") // resources.yaml < profile < repository, in upper or lower case
 	checkSettings(t, s, config.Settings{
 		Profile: "Big", Resources: config.Resources{CPUs: 9, Memory: 3 << 30, Disk: 60 << 30},
-		Secrets: map[string]string{"A": "env:APP_A", "B": "env:MY_B"},
+		Secrets: map[string]config.Secret{"A": {From: "env:APP_A"}, "B": {From: "env:MY_B"}},
 	})
 	if s.Network.Mode != "open" {
 		t.Errorf("Network.Mode of acme/app = %q, want %q", s.Network.Mode, "open")
@@ -502,7 +502,7 @@ repos:
 		t.Errorf("resources of acme/mono = %+v, want 100GiB of disk, 4 CPUs", s.Resources)
 	}
 	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "env:SMALL_C", "github.com/acme/app": ""} {
-		if got := settings(t, c, repo, "").Secrets["C"]; got != want {
+		if got := settings(t, c, repo, "").Secrets["C"].From; got != want {
 			t.Errorf("secret C of %s = %q, want %q", repo, got, want)
 		}
 	}
@@ -548,7 +548,7 @@ repos:
 		"app":                           "",
 		"":                              "",
 	} {
-		if got := settings(t, c, key, "").Secrets["T"]; got != want {
+		if got := settings(t, c, key, "").Secrets["T"].From; got != want {
 			t.Errorf("secret T of %s = %q, want %q", key, got, want)
 		}
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -49,6 +50,7 @@ type Network struct {
 	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
 	Deny         []Name        `yaml:"deny,omitempty" json:"deny,omitempty"`
 	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
+	HTTP         Requests      `yaml:"http,omitempty" json:"http,omitempty"`
 	Enforce      *bool         `yaml:"enforce,omitempty" json:"enforce,omitempty"` // nil means true
 }
 
@@ -68,6 +70,7 @@ func (n Network) mergeOver(base Network) Network {
 	n.Allow = slices.Concat(base.Allow, n.Allow)
 	n.Deny = slices.Concat(base.Deny, n.Deny)
 	n.HostServices = slices.Concat(base.HostServices, n.HostServices)
+	n.HTTP = n.HTTP.mergeOver(base.HTTP)
 	return n
 }
 
@@ -76,17 +79,14 @@ func (n Network) mergeOver(base Network) Network {
 type Profile struct {
 	Resources Resources         `yaml:"resources,omitempty" json:"resources"`
 	Network   Network           `yaml:"network,omitempty" json:"network"`
-	Secrets   map[string]string `yaml:"secrets,omitempty" json:"secrets,omitempty"` // name → reference, never a value
+	Secrets   map[string]Secret `yaml:"secrets,omitempty" json:"secrets,omitempty"`
 	Persist   Persist           `yaml:"persist,omitempty" json:"persist,omitempty"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
-	secrets := map[string]string{}
-	for _, m := range []map[string]string{base.Secrets, p.Secrets} {
-		for name, ref := range m {
-			secrets[name] = ref
-		}
-	}
+	secrets := map[string]Secret{}
+	maps.Copy(secrets, base.Secrets)
+	maps.Copy(secrets, p.Secrets)
 	if p.Persist == nil {
 		p.Persist = base.Persist
 	}
@@ -132,12 +132,15 @@ type document struct {
 	Audit     Audit              `yaml:"audit,omitempty"`
 	Network   Network            `yaml:"network,omitempty"`
 	Attention Attention          `yaml:"attention,omitempty"`
-	Secrets   map[string]string  `yaml:"secrets,omitempty"`
-	Dotfiles  Dir                `yaml:"dotfiles,omitempty"`
-	Persist   Persist            `yaml:"persist,omitempty"`
-	Roots     []Dir              `yaml:"roots,omitempty"`
-	Profiles  map[string]Profile `yaml:"profiles,omitempty"`
-	Repos     map[RepoKey]Repo   `yaml:"repos,omitempty"`
+	Secrets   map[string]Secret  `yaml:"secrets,omitempty"`
+	Bindings  map[string]Binding `yaml:"bindings,omitempty"`
+
+	RequestRules map[string]Requests `yaml:"request_rules,omitempty"`
+	Dotfiles     Dir                 `yaml:"dotfiles,omitempty"`
+	Persist      Persist             `yaml:"persist,omitempty"`
+	Roots        []Dir               `yaml:"roots,omitempty"`
+	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
+	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`
 }
 
 // resourcesFile is the content of resources.yaml.
@@ -151,10 +154,11 @@ type resourcesFile struct {
 // present, keeps only those of the user's names that it lists.
 type Project struct {
 	Network struct {
-		Mode  Mode   `yaml:"mode,omitempty"`
-		Ports []Port `yaml:"ports,omitempty"`
-		Allow []Name `yaml:"allow,omitempty"`
-		Deny  []Name `yaml:"deny,omitempty"`
+		Mode  Mode     `yaml:"mode,omitempty"`
+		Ports []Port   `yaml:"ports,omitempty"`
+		Allow []Name   `yaml:"allow,omitempty"`
+		Deny  []Name   `yaml:"deny,omitempty"`
+		HTTP  Requests `yaml:"http,omitempty"`
 	} `yaml:"network,omitempty"`
 }
 

@@ -222,6 +222,15 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	for _, name := range slices.Sorted(maps.Keys(set.Secrets)) {
 		add(set.Secrets[name], "secrets", name)
 	}
+	for _, host := range slices.Sorted(maps.Keys(set.Network.HTTP)) {
+		add(set.Network.HTTP[host], "network", "http", host)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.requestRules)) {
+		add(c.requestRules[name], "request_rules", name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.bindings)) {
+		add(c.bindings[name], "bindings", name)
+	}
 	return append(all, c.lists()...), nil
 }
 

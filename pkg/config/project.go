@@ -23,6 +23,9 @@ func (c *Config) projectPolicy(pr *Project) (*policy.Policy, error) {
 			return nil, err
 		}
 	}
+	if len(pr.Network.HTTP) > 0 {
+		p.Requests = [][]policy.RequestRules{pr.Network.HTTP.compile("", ProjectFile)}
+	}
 	p.Denied, err = c.expand(pr.Network.Deny, ProjectFile)
 	return p, err
 }

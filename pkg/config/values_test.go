@@ -16,8 +16,10 @@ func TestValuesOfEveryKey(t *testing.T) {
 	ship := fstest.MapFS{
 		"config.yaml": {Data: []byte(`image: x
 limits: {running: 1, memory_reserve: 1GiB, disk_reserve: 1GiB}
-network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], enforce: true}
+network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], enforce: true, http: {A: {deny: ["* /x"]}}}
 secrets: {A: env:A}
+bindings: {A: {to: [a.org]}}
+request_rules: {A: {a.org: {deny: ["* /x"]}}}
 `)},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 1GiB, disk: 9GiB}\n")},
 		"network-allowlist.txt": {Data: []byte("c.org\n")},
@@ -49,8 +51,8 @@ secrets: {A: env:A}
 	}
 }
 
-// leaves returns the keys of a document that are not mappings. It uses one secret in
-// place of the secrets, and skips profiles and repos.
+// leaves returns the keys of a document that are not mappings. It uses one name in
+// place of those of secrets, and skips profiles and repos.
 func leaves(typ reflect.Type, at string) (keys []string) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
@@ -60,8 +62,8 @@ func leaves(typ reflect.Type, at string) (keys []string) {
 		}
 		switch {
 		case name == "profiles" || name == "repos": // their entries have the same keys
-		case name == "secrets":
-			keys = append(keys, "secrets.A")
+		case name == "secrets" || name == "bindings" || name == "request_rules" || name == "network.http":
+			keys = append(keys, name+".A")
 		case f.Type.Kind() == reflect.Struct:
 			keys = append(keys, leaves(f.Type, name)...)
 		default:

@@ -61,6 +61,13 @@ func (d *decoder) value(n *strictyaml.Node, path string, v reflect.Value) {
 	}
 	switch into := v.Addr().Interface().(type) {
 	case interface{ Set(text string) error }:
+		if v.Kind() == reflect.Struct && !isScalar {
+			if n.Kind == strictyaml.Object { // its long form
+				break
+			}
+			d.WrongKind(n, path, strictyaml.Text)
+			return
+		}
 		if !isScalar {
 			text = n.Kind.String() // which none accepts
 		}
