@@ -31,6 +31,7 @@ type Explanation struct {
 	Rule    string `json:"rule,omitempty"`
 	Source  string `json:"source,omitempty"`
 	Reason  string `json:"reason"`
+	Request string `json:"request,omitempty" doc:"The request that the decision is about."`
 }
 
 // Explanations holds the decision about a name, and about each port if the name is allowed.
@@ -55,12 +56,12 @@ type (
 	NamesRequest struct {
 		SessionPath
 		Body struct {
-			Names []string `json:"names" minItems:"1" maxItems:"256" nullable:"false" doc:"Names with an optional port, or @groups." example:"[\"files.example.org\", \"@pypi\"]"`
+			Names []string `json:"names" minItems:"1" maxItems:"256" nullable:"false" doc:"Names with an optional port, @groups, or requests as METHODS URL." example:"[\"files.example.org\", \"@pypi\"]"`
 		}
 	}
 	ExplainRequest struct {
 		SessionPath
-		Target string `query:"target" required:"true" maxLength:"512" doc:"HOST[:PORT] or ADDRESS[:PORT]." example:"github.com:443"`
+		Target string `query:"target" required:"true" maxLength:"4096" doc:"HOST[:PORT], ADDRESS[:PORT], or METHOD URL." example:"github.com:443"`
 	}
 	DenialQuery struct {
 		SessionPath
@@ -177,11 +178,14 @@ var (
 )
 
 func (e *Engine) explain(s session.Session, target string) (found Explanations, err error) {
-	q, err := question(target)
+	p, err := session.Net{Sessions: e.sessions()}.Policy(s)
 	if err != nil {
 		return found, err
 	}
-	p, err := session.Net{Sessions: e.sessions()}.Policy(s)
+	if policy.IsRequest(target) {
+		return explainRequest(p, target)
+	}
+	q, err := question(target)
 	if err != nil {
 		return found, err
 	}
@@ -192,13 +196,30 @@ func (e *Engine) explain(s session.Session, target string) (found Explanations, 
 	}
 	add := func(q policy.Question) {
 		d := p.Decide(q)
-		found.Decisions = append(found.Decisions, Explanation{host, q.Port, d.Allowed, d.Rule, d.Source, d.Reason})
+		found.Decisions = append(found.Decisions, Explanation{host, q.Port, d.Allowed, d.Rule, d.Source, d.Reason, ""})
 	}
 	if add(q); q.Name != "" && q.Port == 0 && found.Decisions[0].Allowed {
 		for _, port := range p.PortsOut() {
 			add(policy.Question{Name: q.Name, Port: port})
 		}
 	}
+	return found, nil
+}
+
+// explainRequest explains the decisions about the host of a request, and about the request.
+func explainRequest(p *policy.Policy, target string) (found Explanations, err error) {
+	r, err := policy.ParseRequest(target)
+	if err != nil {
+		return found, fail.New(fail.Usage, "target %w", err)
+	}
+	found.Mode, found.Name = p.Mode, true
+	const https = 443
+	if d := p.Decide(policy.Question{Name: r.Host, Port: https}); !d.Allowed {
+		found.Decisions = []Explanation{{r.Host, https, d.Allowed, d.Rule, d.Source, d.Reason, ""}}
+		return found, nil
+	}
+	d := p.DecideRequest(r)
+	found.Decisions = []Explanation{{r.Host, https, d.Allowed, d.Rule, d.Source, d.Reason, r.String()}}
 	return found, nil
 }
 

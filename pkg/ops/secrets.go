@@ -11,16 +11,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
 // SecretCheck is a secret's reference and, after a check, its result. It never has the value.
 type SecretCheck struct {
 	Name      string `json:"name"`
 	Reference string `json:"reference"`
-	OK        *bool  `json:"ok,omitempty"`
-	Error     string `json:"error,omitempty"`
-	Warning   string `json:"warning,omitempty"`
-	Hint      string `json:"hint,omitempty"`
+	config.Binding
+	OK      *bool  `json:"ok,omitempty"`
+	Error   string `json:"error,omitempty"`
+	Warning string `json:"warning,omitempty"`
+	Hint    string `json:"hint,omitempty"`
 }
 
 // SecretList lists the secrets that a session would get, by name.
@@ -49,7 +51,24 @@ var (
 	}, func(ctx context.Context, e *Engine, r *SecretQuery) (SecretList, error) {
 		return e.secrets(ctx, r, true)
 	}}
+
+	RefreshSecrets = Operation[SessionPath, RefreshedSecrets]{Spec{
+		ID: "refreshSecrets", Method: http.MethodPost, Path: SessionsPath + "/{id}/secrets/refresh", Tag: "secrets", Need: Admin, Errors: []int{404, 409},
+		Summary: "Resolve the secrets of a running session again",
+	}, func(ctx context.Context, e *Engine, r *SessionPath) (out RefreshedSecrets, err error) {
+		out.Session, err = e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
+			s, out.Warnings, err = session.Secrets{Sessions: e.sessions()}.Refresh(ctx, s, func(v ...secret.Value) { e.Redact.Add(v...) })
+			return s, err
+		})
+		return out, err
+	}}
 )
+
+// RefreshedSecrets is a session whose secrets were resolved again.
+type RefreshedSecrets struct {
+	Session  session.View `json:"session"`
+	Warnings []string     `json:"warnings,omitempty" doc:"Secrets that could not be resolved."`
+}
 
 func (e *Engine) secrets(ctx context.Context, r *SecretQuery, check bool) (SecretList, error) {
 	list := SecretList{Secrets: []SecretCheck{}}
@@ -67,9 +86,13 @@ func (e *Engine) secrets(ctx context.Context, r *SecretQuery, check bool) (Secre
 	return list, nil
 }
 
-func (e *Engine) secret(ctx context.Context, name, reference string, check bool) SecretCheck {
-	c := SecretCheck{Name: name, Reference: reference}
-	ref, err := secret.ParseRef(name, reference)
+func (e *Engine) secret(ctx context.Context, name string, s config.Secret, check bool) SecretCheck {
+	c := SecretCheck{Name: name, Reference: s.From}
+	ref, err := secret.ParseRef(name, s.From)
+	if err == nil {
+		s, err = e.sessions().Config.Bound(name, s)
+		c.Binding = s.Binding
+	}
 	if err == nil && check {
 		var values map[string]secret.Value
 		values, err = secret.ResolveInChild(ctx, e.sessions().Self, []secret.Ref{ref})

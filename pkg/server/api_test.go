@@ -146,7 +146,7 @@ func TestSubmitScopeBringsNothingOfTheHost(t *testing.T) {
 		t.Fatalf("git init = %v, want nil\n%s", err, out)
 	}
 	local := strings.Replace(manifestYAML, "acme/app", dir, 1)
-	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME}]\n"
+	secret := manifestYAML + "secrets: [{name: KEY, source: env, key: HOME, guest: true}]\n"
 	inside := call{method: http.MethodPost, path: ops.TasksPath, body: manifestYAML + "vm: {session: ffff00001111}\n", header: []string{"Content-Type", "application/yaml"}, as: ops.Submit}
 	if resp, body := r.do(inside); resp.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "scope admin") {
 		t.Errorf("submit in a session with scope submit = %s %s, want %d, scope admin", resp.Status, body, http.StatusForbidden)

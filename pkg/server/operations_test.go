@@ -188,6 +188,8 @@ func checkSessions(as func(ops.Scope) host) {
 	}
 
 	// What needs a running VM.
+	refused(reader, fail.Policy, ops.RefreshSecrets, at)
+	refused(h, fail.Conflict, ops.RefreshSecrets, at)
 	refused(h, fail.Conflict, ops.DiffSession, at)
 	refused(h, fail.Conflict, ops.FetchSession, at)
 	ports := ops.PortsRequest{SessionPath: at}

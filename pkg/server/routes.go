@@ -76,6 +76,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.ListImages)
 	serve(s, api, ops.ListSecrets)
 	serve(s, api, ops.CheckSecrets)
+	serve(s, api, ops.RefreshSecrets)
 
 	doc := api.OpenAPI()
 	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {

@@ -54,7 +54,7 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 		return err
 	}
 	g := s.Guest(client)
-	if err := l.w.guestSetup().redactSecretsOf(ctx, g); err != nil { // the screen may show them
+	if err := l.w.guestSetup().redactSecretsOf(ctx, s, g); err != nil { // the screen may show them
 		return err
 	}
 	// Only the latest observation counts, however fast they arrive.
@@ -62,21 +62,28 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer close(news)
-		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(g guestproto.Observation) error {
+		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(seen guestproto.Observation) error {
 			select {
 			case <-news:
 			default:
 			}
-			news <- g
+			news <- seen
 			return nil
 		})
 	})
 	group.Go(func() error {
-		for g := range news {
+		for seen := range news {
 			if err := l.pace.Wait(ctx); err != nil {
 				return err
 			}
-			if err := l.recordObservation(ctx, g); err != nil {
+			s, err := l.w.Sessions.Get(ctx, l.id)
+			if err == nil {
+				err = l.w.guestSetup().redactSecretsOf(ctx, s, g) // they may have been refreshed
+			}
+			if err == nil {
+				err = l.recordObservation(ctx, s, seen)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -86,7 +93,7 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 }
 
 // recordObservation stores one observation.
-func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Observation) error {
+func (l *statusWatcher) recordObservation(ctx context.Context, s Session, g guestproto.Observation) error {
 	for i := range g.Agents {
 		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
 	}
@@ -103,9 +110,8 @@ func (l *statusWatcher) recordObservation(ctx context.Context, g guestproto.Obse
 		l.last = text
 	}
 	now := attention(g)
-	s, err := l.w.Sessions.Get(ctx, l.id)
-	if err != nil || now.same(s.Status.Attention) {
-		return err
+	if now.same(s.Status.Attention) {
+		return nil
 	}
 	note := func(f *Status) { f.Attention = now }
 	if l.eventLimit.Allow() {

@@ -49,7 +49,7 @@ func TestTheMostUrgentAgentCounts(t *testing.T) {
 		agents(),
 		agents(guestproto.Agent{Name: "claude", State: guestproto.AgentDone}),
 	} {
-		if err := l.recordObservation(t.Context(), g); err != nil {
+		if err := record(t, l, g); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +92,7 @@ func TestObservationsHoldNoSecret(t *testing.T) {
 	l, s, told := newLookout(t)
 	g := agents(guestproto.Agent{Name: "claude", State: guestproto.AgentBlocked, On: "permission: Bash: echo sw0rdfish-0123456789"})
 	g.Window, g.Screen = "claude", []string{"$ env", "TOKEN=sw0rdfish-0123456789", "\x1b[31mred\x1b[0m"}
-	if err := l.recordObservation(t.Context(), g); err != nil {
+	if err := record(t, l, g); err != nil {
 		t.Fatal(err)
 	}
 	got, at, err := Observation(l.w.Sessions.Config.Paths, s)
@@ -110,7 +110,7 @@ func TestObservationsHoldNoSecret(t *testing.T) {
 		t.Errorf("screen = %q, want 3 lines without escapes", got.Screen)
 	}
 	g.Screen = []string{"  TOKEN=sw0rdfish-  ", "  0123456789 and more"}
-	if err := l.recordObservation(t.Context(), g); err != nil {
+	if err := record(t, l, g); err != nil {
 		t.Fatal(err)
 	}
 	if got, _, err = Observation(l.w.Sessions.Config.Paths, s); err != nil || strings.Join(got.Screen, "") != "[redacted]" {
@@ -143,7 +143,7 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		if err := l.recordObservation(t.Context(), agents(guestproto.Agent{Name: "claude", State: guestproto.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
+		if err := record(t, l, agents(guestproto.Agent{Name: "claude", State: guestproto.AgentBlocked, On: fmt.Sprintf("question %d", i)})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -171,4 +171,14 @@ func TestEventsOfAGuestInAll(t *testing.T) {
 	if now, err := l.w.Sessions.Get(t.Context(), s.ID); err != nil || now.Status.Attention.On != "question 49" || len(*told) != 50 {
 		t.Errorf("last attention = %+v, %v, %d reported, want question 49, 50", now.Status.Attention, err, len(*told))
 	}
+}
+
+// record stores an observation of the session as it is now.
+func record(t *testing.T, l *statusWatcher, seen guestproto.Observation) error {
+	t.Helper()
+	s, err := l.w.Sessions.Get(t.Context(), l.id)
+	if err != nil {
+		return err
+	}
+	return l.recordObservation(t.Context(), s, seen)
 }

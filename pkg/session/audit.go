@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"slices"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 )
 
@@ -25,16 +23,6 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, actor, resource st
 		details["code"], details["error"] = fail.CodeOf(err).String(), err
 	}
 	m.Audit(ctx, audit.Record{Type: what, Actor: cmp.Or(actor, "keeper"), Resource: resource, Outcome: audit.OutcomeOf(err), Details: details})
-}
-
-// auditSecrets records, by name, which secrets of s were resolved for its guest.
-func (w *Worker) auditSecrets(ctx context.Context, s Session, refs []secret.Ref, err error) {
-	var names []string
-	for _, r := range refs {
-		names = append(names, r.Name)
-	}
-	slices.Sort(names)
-	w.Sessions.audit(ctx, audit.SecretAccessed, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"secrets": names}))
 }
 
 // auditVM records a change to the VM of s.

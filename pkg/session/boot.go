@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,7 +17,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -39,9 +36,12 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
+	secrets, err := boundSecrets(b.w.Sessions.Config, settings.Secrets, s.Spec.Enforced)
+	if err != nil {
+		return err
+	}
 	var source repo.Source
 	var target repo.Target
-	var secrets map[string]secret.Value
 	var conn *ssh.Client
 	was := *s // the concurrent steps must not read what boot writes
 	g, gctx := errgroup.WithContext(ctx)
@@ -66,16 +66,13 @@ func (b booter) start(ctx context.Context, s *Session) error {
 			})
 		})
 	}
-	if len(settings.Secrets) > 0 {
+	if len(secrets.refs) > 0 {
 		g.Go(func() error {
 			return b.w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
-				refs, err := secretRefs(settings.Secrets)
-				if err != nil {
-					return err
+				err := Secrets{b.w.Sessions}.resolve(ctx, was, &secrets, b.w.guestSetup().redactValues)
+				for _, text := range secrets.warnings() {
+					b.w.warn(ctx, was.ID, "agent-sessionizer secrets refresh "+was.Name, "%s", text)
 				}
-				secrets, err = secret.ResolveInChild(ctx, b.w.Sessions.Self, refs)
-				b.w.guestSetup().redactValues(slices.Collect(maps.Values(secrets))...)
-				b.w.auditSecrets(ctx, was, refs, err)
 				return err
 			})
 		})
@@ -343,28 +340,4 @@ func writeFile(name string, content []byte) error {
 		return fail.New(fail.Host, "write %s: %w", name, err)
 	}
 	return nil
-}
-
-func secretRefs(m map[string]string) ([]secret.Ref, error) {
-	var refs []secret.Ref
-	for _, name := range slices.Sorted(maps.Keys(m)) { // sorted, so that errors have a stable order
-		ref, err := secret.ParseRef(name, m[name])
-		if err != nil {
-			return nil, err
-		}
-		refs = append(refs, ref)
-	}
-	return refs, nil
-}
-
-// checkSecrets checks references as far as that is possible without resolving them.
-func checkSecrets(m map[string]string) (warnings []string, err error) {
-	refs, err := secretRefs(m)
-	if err != nil {
-		return nil, err
-	}
-	if errs := secret.Check(refs); len(errs) > 0 {
-		return nil, fail.New(fail.CodeOf(errs[0]), "%w", errors.Join(errs...)).WithHint("%s", fail.HintOf(errs[0]))
-	}
-	return secret.Warnings(refs), nil
 }

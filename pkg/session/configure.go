@@ -2,8 +2,6 @@ package session
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"path"
 
 	"golang.org/x/sync/errgroup"
@@ -12,7 +10,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -26,7 +23,7 @@ type guestSetup struct{ w *Worker }
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets map[string]secret.Value) error {
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets) error {
 	tools, err := gs.hasTools(s)
 	if err != nil {
 		return err
@@ -219,25 +216,12 @@ func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest,
 	})
 }
 
-// deliver creates the session's token and puts it and the secrets into the guest's
-// memory. The host keeps only the token's hash, so each start needs a new token.
-func (gs guestSetup) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets map[string]secret.Value) error {
-	return gs.w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) error {
-		token := ids.Hex(32)
-		gs.redactValues(secret.NewValue(token))
-		sum := sha256.Sum256([]byte(token))
-		_, err := gs.w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
-			row.TokenSHA256 = hex.EncodeToString(sum[:])
-			return store.Event{}, nil
-		})
-		if err == nil {
-			*s, err = gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Secrets = guestclient.Measure(secrets, token) })
-		}
-		if err != nil {
-			return err
-		}
-		gs.w.delivered = true
-		return g.SetSecrets(ctx, secrets, token)
+func (gs guestSetup) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets secrets) error {
+	return gs.w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) (err error) {
+		*s, err = Secrets{gs.w.Sessions}.deliver(ctx, *s, g, secrets, gs.redactValues)
+		at := s.Status.SecretsAt
+		gs.w.knownSecrets = &at
+		return err
 	})
 }
 
@@ -248,10 +232,10 @@ func (gs guestSetup) redactValues(values ...secret.Value) {
 	}
 }
 
-// redactSecretsOf asks a guest, once, for the secrets that another keeper delivered, so
-// that Redact knows them.
-func (gs guestSetup) redactSecretsOf(ctx context.Context, g guestclient.Guest) error {
-	if gs.w.delivered {
+// redactSecretsOf asks a guest for the secrets that another process delivered, so that
+// Redact knows them.
+func (gs guestSetup) redactSecretsOf(ctx context.Context, s Session, g guestclient.Guest) error {
+	if known := gs.w.knownSecrets; known != nil && known.Equal(s.Status.SecretsAt) {
 		return nil
 	}
 	values, err := g.Secrets(ctx)
@@ -261,6 +245,7 @@ func (gs guestSetup) redactSecretsOf(ctx context.Context, g guestclient.Guest) e
 	if gs.w.Redact != nil {
 		gs.w.Redact.SetGuest(values...)
 	}
-	gs.w.delivered = true
+	at := s.Status.SecretsAt
+	gs.w.knownSecrets = &at
 	return nil
 }

@@ -185,7 +185,7 @@ func (h homeFiles) trySaveHome(ctx context.Context, s Session, g guestclient.Gue
 	return h.w.step(ctx, s.ID, "save the home", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if err := h.w.guestSetup().redactSecretsOf(limited, g); err != nil { // the transcripts may contain them
+		if err := h.w.guestSetup().redactSecretsOf(limited, s, g); err != nil { // the transcripts may contain them
 			return err
 		}
 		var notes []string

@@ -43,10 +43,11 @@ type Request struct {
 	Resources    config.Resources // zero fields are as configured
 	NetworkMode  policy.Mode      // "" means as configured
 	WithChanges  bool
-	HostServices []netip.AddrPort  // opened to this session only
-	Secrets      map[string]string // references of additional secrets, by variable
-	Task         string            // the task that will own the session; "" for a person's session
-	Restricted   bool              // a client below admin asked: nothing from the user's home directory is copied
+	HostServices []netip.AddrPort         // opened to this session only
+	Secrets      map[string]config.Secret // additional secrets, by variable
+	Requests     []policy.RequestRules    // additional request rules, which only narrow
+	Task         string                   // the task that will own the session; "" for a person's session
+	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
 }
 
 // Open returns the session of the repository, or of the task if r names one, and
@@ -108,7 +109,11 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
-	warnings, err := checkSecrets(withSecrets(settings.Secrets, r.Secrets))
+	secrets, err := boundSecrets(m.Config, withSecrets(settings.Secrets, r.Secrets), settings.Network.Enforced())
+	if err != nil {
+		return Spec{}, nil, err
+	}
+	warnings, err := secrets.check()
 	if err != nil {
 		return Spec{}, nil, err
 	}
@@ -117,6 +122,10 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	}
 	res, notices, err := clamp(r.Resources.Over(settings.Resources))
 	if err != nil {
+		return Spec{}, nil, err
+	}
+	settings.Secrets = withSecrets(settings.Secrets, r.Secrets) // which may bring request rules
+	if _, err := m.Config.Policy(settings, config.Additions{Layer: r.Requests}, nil); err != nil {
 		return Spec{}, nil, err
 	}
 	from, err := image.Resolve(cmp.Or(r.Image, m.Config.Image))
@@ -131,7 +140,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	return Spec{
 		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
-		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets,
+		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests,
 		Restricted: r.Restricted,
 	}, append(notices, warnings...), nil
 }

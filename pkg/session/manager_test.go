@@ -287,7 +287,7 @@ func TestReconcileGoesOn(t *testing.T) {
 // neither its session nor its settings.
 func TestSameNameOnAnotherHost(t *testing.T) {
 	m := newManager(t)
-	text := "repos:\n  o/r: {secrets: {T: env:GITHUB}}\n  evil.example/o/r: {secrets: {T: env:EVIL}}\n"
+	text := "repos:\n  o/r: {secrets: {T: {from: env:GITHUB, guest: true}}}\n  evil.example/o/r: {secrets: {T: {from: env:EVIL, guest: true}}}\n"
 	if err := os.MkdirAll(m.Config.Paths.Config, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -308,14 +308,14 @@ func TestSameNameOnAnotherHost(t *testing.T) {
 	if s, err := m.Find(t.Context(), "o/r"); fail.CodeOf(err) != fail.NotFound {
 		t.Fatalf("Find(o/r) with a session of another host only = %q, %v, want %v", s.Name, err, fail.NotFound)
 	}
-	if set, err := (Net{Sessions: m}).settings(evil); err != nil || set.Secrets["T"] != "env:EVIL" {
+	if set, err := (Net{Sessions: m}).settings(evil); err != nil || set.Secrets["T"].From != "env:EVIL" {
 		t.Errorf("secrets of evil.example/o/r = %v, %v, want T=env:EVIL", set.Secrets, err)
 	}
 	github, created, _, err := m.Open(t.Context(), request("o/r"))
 	if err != nil || !created {
 		t.Fatalf("Open(o/r) = created %t, %v, want true, nil", created, err)
 	}
-	if set, err := (Net{Sessions: m}).settings(github); err != nil || set.Secrets["T"] != "env:GITHUB" {
+	if set, err := (Net{Sessions: m}).settings(github); err != nil || set.Secrets["T"].From != "env:GITHUB" {
 		t.Errorf("secrets of github.com/o/r = %v, %v, want T=env:GITHUB", set.Secrets, err)
 	}
 	for what, want := range map[string]string{

@@ -35,11 +35,11 @@ func (net Net) settings(s Session) (config.Settings, error) {
 
 // withSecrets merges the settings' references with the session's own, which take
 // precedence.
-func withSecrets(settings, own map[string]string) map[string]string {
+func withSecrets(settings, own map[string]config.Secret) map[string]config.Secret {
 	if len(own) == 0 {
 		return settings
 	}
-	all := make(map[string]string, len(settings)+len(own))
+	all := make(map[string]config.Secret, len(settings)+len(own))
 	maps.Copy(all, settings)
 	maps.Copy(all, own)
 	return all
@@ -53,6 +53,7 @@ func (net Net) Policy(s Session) (*policy.Policy, error) {
 	}
 	own := s.Status.Net
 	own.HostServices = slices.Concat(s.Spec.HostServices, own.HostServices)
+	own.Layer = s.Spec.Requests
 	p, err := net.Sessions.Config.Policy(set, own, s.Status.Project)
 	if err != nil {
 		return nil, err
@@ -64,24 +65,30 @@ func (net Net) Policy(s Session) (*policy.Policy, error) {
 // Allow adds names, or @groups of them, to what the session may reach. If the session
 // runs, it takes effect immediately. It revokes what Deny recorded for these names.
 func (net Net) Allow(ctx context.Context, s Session, entries []string) (Session, error) {
-	rules, err := net.rules(entries, "net allow")
+	rules, requests, err := net.rules(entries, "net allow")
 	if err != nil {
 		return s, err
 	}
 	return net.changeNet(ctx, s, NetChange{Allow: strings.Join(entries, " ")}, func(n *config.Additions) {
 		n.Allow, n.Deny = addRules(n.Allow, rules), removeRules(n.Deny, rules)
+		for _, r := range requests {
+			n.Requests = append(withoutRequest(n.Requests, r), policy.RequestRules{Host: r.host, Except: []string{r.rule}, Source: "net allow"})
+		}
 	})
 }
 
 // Deny removes names from what the session may reach, whatever allows them. If the
 // session runs, it takes effect immediately.
 func (net Net) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
-	rules, err := net.rules(entries, "net deny")
+	rules, requests, err := net.rules(entries, "net deny")
 	if err != nil {
 		return s, err
 	}
 	return net.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
 		n.Allow, n.Deny = removeRules(n.Allow, rules), addRules(n.Deny, rules)
+		for _, r := range requests {
+			n.Requests = append(withoutRequest(n.Requests, r), policy.RequestRules{Host: r.host, Deny: []string{r.rule}, Source: "net deny"})
+		}
 	})
 }
 
@@ -106,16 +113,34 @@ func (net Net) OpenHostServices(ctx context.Context, s Session, services []netip
 	})
 }
 
-func (net Net) rules(entries []string, source string) ([]policy.Rule, error) {
-	var rules []policy.Rule
+// requestRule is a rule for requests to a host.
+type requestRule struct{ host, rule string }
+
+// rules parses names, @groups and requests.
+func (net Net) rules(entries []string, source string) (rules []policy.Rule, requests []requestRule, err error) {
 	for _, e := range entries {
+		if policy.IsRequest(e) {
+			var r requestRule
+			if r.host, r.rule, err = policy.ParseRequestTarget(e); err != nil {
+				return nil, nil, fail.New(fail.Usage, "request %w", err)
+			}
+			requests = append(requests, r)
+			continue
+		}
 		found, err := net.Sessions.Config.Groups().Expand(e, source)
 		if err != nil {
-			return nil, fail.New(fail.Usage, "%w", err)
+			return nil, nil, fail.New(fail.Usage, "%w", err)
 		}
 		rules = append(rules, found...)
 	}
-	return rules, nil
+	return rules, requests, nil
+}
+
+// withoutRequest removes the earlier rule for a request.
+func withoutRequest(all []policy.RequestRules, r requestRule) []policy.RequestRules {
+	return slices.DeleteFunc(slices.Clone(all), func(o policy.RequestRules) bool {
+		return o.Host == r.host && slices.Contains(slices.Concat(o.Except, o.Deny), r.rule)
+	})
 }
 
 func sameRule(a, b policy.Rule) bool {
@@ -165,6 +190,15 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		return err
 	}
 	defer conn.Close()
+	if len(p.RequestHosts()) > 0 && s.Spec.Enforced {
+		x, err := net.Sessions.Gateway(s).Interception(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.Guest(conn).Trust(ctx, x.Certificate); err != nil {
+			return err
+		}
+	}
 	_, err = s.Guest(conn).SetPolicy(ctx, p)
 	return err
 }

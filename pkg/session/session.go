@@ -90,25 +90,28 @@ type Spec struct {
 	Enforced     bool             `json:"enforced"` // the VM's only network is our egress gateway
 	// References of secrets in addition to the settings', by variable; these take
 	// precedence.
-	Secrets map[string]string `json:"secrets,omitempty"`
+	Secrets map[string]config.Secret `json:"secrets,omitempty"`
+	// Request rules in addition to the settings', which they only narrow.
+	Requests []policy.RequestRules `json:"requests,omitempty"`
 	// A client below admin asked: no dotfiles and no saved home.
 	Restricted bool `json:"restricted,omitempty"`
 }
 
 // Status is the state of the session that the next keeper has to know.
 type Status struct {
-	WasReady bool                  `json:"was_ready,omitempty"` // parts that are missing now existed once
-	Net      config.Additions      `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
-	Project  *config.Project       `json:"project,omitempty"`   // the repository's own file, read at clone
-	Dir      string                `json:"dir,omitempty"`       // the checkout in the guest
-	Base     *repo.Base            `json:"base,omitempty"`      // what was cloned
-	Endpoint vm.Endpoint           `json:"endpoint,omitzero"`   // of the running VM
-	Root     string                `json:"root,omitempty"`      // vm.Machine.Root
-	Secrets  guestclient.Delivered `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
-	Accel    string                `json:"accel,omitempty"`
-	From     golden.From           `json:"from,omitempty"` // what the VM was made from
-	VM       string                `json:"vm,omitempty"`   // the VM's name, unless it is the session's
-	Warm     string                `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
+	WasReady  bool                  `json:"was_ready,omitempty"` // parts that are missing now existed once
+	Net       config.Additions      `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
+	Project   *config.Project       `json:"project,omitempty"`   // the repository's own file, read at clone
+	Dir       string                `json:"dir,omitempty"`       // the checkout in the guest
+	Base      *repo.Base            `json:"base,omitempty"`      // what was cloned
+	Endpoint  vm.Endpoint           `json:"endpoint,omitzero"`   // of the running VM
+	Root      string                `json:"root,omitempty"`      // vm.Machine.Root
+	SecretsAt time.Time             `json:"secrets_at,omitzero"` // when that began
+	Secrets   guestclient.Delivered `json:"secrets,omitzero"`    // how much was put into the guest's memory, or is about to be
+	Accel     string                `json:"accel,omitempty"`
+	From      golden.From           `json:"from,omitempty"` // what the VM was made from
+	VM        string                `json:"vm,omitempty"`   // the VM's name, unless it is the session's
+	Warm      string                `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
 	// Provisioned is the key of the provision scripts that have run in the guest or
 	// its image. Program is the key of the guest program installed there.
 	Provisioned string          `json:"provisioned,omitempty"`

@@ -44,7 +44,7 @@ type Worker struct {
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
 
-	delivered bool // whether Redact knows the guest's secrets
+	knownSecrets *time.Time // Status.SecretsAt of those that Redact knows; nil for none
 }
 
 func (w *Worker) guestSetup() guestSetup { return guestSetup{w} }

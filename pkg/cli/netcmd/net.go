@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -51,29 +52,32 @@ docs/security-model.md describes what is enforced even against root in the guest
 		RunE: func(cmd *cobra.Command, args []string) error { return runNetDenied(cmd.Context(), a, o, args[0]) },
 	}
 	allow := &cobra.Command{
-		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names or @groups in a session immediately",
+		Use: "allow SESSION NAME[:PORT]…", Short: "Allow names, @groups or requests in a session immediately",
 		Example: `  agent-sessionizer net allow repo files.example.org '*.example.net' db.example.org:5432
-  agent-sessionizer net allow repo @pypi`,
+  agent-sessionizer net allow repo @pypi
+  agent-sessionizer net allow repo 'POST https://api.github.com/user/repos'`,
 		Args: app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.Many(complete.Sessions(a), deniedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.AllowNames)
 		},
 	}
 	deny := &cobra.Command{
-		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names in a session immediately, even if allowed",
-		Example: `  agent-sessionizer net deny repo gist.github.com`,
-		Args:    app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.Many(complete.Sessions(a), allowedNames(a)),
+		Use: "deny SESSION NAME[:PORT]…", Short: "Deny names or requests immediately, even if allowed",
+		Example: `  agent-sessionizer net deny repo gist.github.com
+  agent-sessionizer net deny repo 'DELETE https://api.example.org/**'`,
+		Args: app.Usage(cobra.MinimumNArgs(2)), ValidArgsFunction: complete.Many(complete.Sessions(a), allowedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runNetChange(cmd.Context(), a, args[0], args[1:], ops.DenyNames)
 		},
 	}
 	explain := &cobra.Command{
-		Use: "explain SESSION HOST[:PORT]", Short: "Explain whether a session may reach a name or address",
+		Use: "explain SESSION HOST[:PORT]|METHOD URL", Short: "Explain whether a session may reach a host or send a request",
 		Example: `  agent-sessionizer net explain repo github.com
-  agent-sessionizer net explain repo 192.168.1.10:5432`,
-		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.Args(complete.Sessions(a), recentlyDeniedNames(a)),
+  agent-sessionizer net explain repo 192.168.1.10:5432
+  agent-sessionizer net explain repo POST https://api.github.com/user/repos`,
+		Args: app.Usage(cobra.RangeArgs(2, 3)), ValidArgsFunction: complete.Args(complete.Sessions(a), recentlyDeniedNames(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runNetExplain(cmd.Context(), a, o, args[0], args[1])
+			return runNetExplain(cmd.Context(), a, o, args[0], strings.Join(args[1:], " "))
 		},
 	}
 	reload := &cobra.Command{
@@ -157,9 +161,12 @@ func runNetExplain(ctx context.Context, a *app.App, o netOptions, what, target s
 			verdict = "allowed"
 		}
 		subject := e.Host
-		if e.Port != 0 {
+		switch {
+		case e.Request != "":
+			subject = e.Request
+		case e.Port != 0:
 			subject = fmt.Sprintf("%s port %d", e.Host, e.Port)
-		} else if answer.Name {
+		case answer.Name:
 			subject = "the name " + e.Host
 		}
 		why := e.Reason
@@ -171,7 +178,12 @@ func runNetExplain(ctx context.Context, a *app.App, o netOptions, what, target s
 		}
 		a.Printf("%-7s  %s  %s\n", verdict, subject, why)
 	}
-	if !found[0].Allowed && answer.Name && answer.Mode == policy.Allowlist {
+	if !found[0].Allowed && answer.Name && (answer.Mode == policy.Allowlist || found[0].Request != "") {
+		if found[0].Request != "" {
+			target = found[0].Request
+		} else if policy.IsRequest(target) {
+			target = found[0].Host
+		}
 		a.Con.Say("%s", "allow it: "+ssh.Quote("agent-sessionizer", "net", "allow", s.Name, target))
 	}
 	if !s.Enforced {

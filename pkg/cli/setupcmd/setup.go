@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/complete"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -48,7 +49,8 @@ func settingsFor(a *app.App, o settingsOptions) (*config.Config, config.Settings
 func NewSecretsCmd(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "secrets", Short: "List and check references to secrets",
-		Long: `List and check references to secrets. Their values are never shown.`,
+		Long: `List and check references to secrets, and where their values may go. The values are never
+shown.`,
 		Example: `  agent-sessionizer secrets list
   agent-sessionizer secrets check --repo owner/repo`,
 		Args: app.Usage(cobra.NoArgs),
@@ -68,7 +70,26 @@ func NewSecretsCmd(a *app.App) *cobra.Command {
 	for _, c := range []*cobra.Command{list, check} {
 		o.flags(c, "print a JSON array")
 	}
-	cmd.AddCommand(list, check)
+	refresh := &cobra.Command{
+		Use: "refresh SESSION", Short: "Resolve the secrets of a running session again",
+		Long: `Resolve the secrets of a running session again, for example after a token was replaced.
+Requests use the new values immediately. Programs in the guest keep their environment, and
+new shells get the new value of a secret that is in the guest.`,
+		Example: `  agent-sessionizer secrets refresh repo`,
+		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			h, s, err := app.Running(cmd.Context(), a, args[0])
+			if err != nil {
+				return err
+			}
+			now, err := ops.RefreshSecrets.On(cmd.Context(), h, ops.SessionPath{ID: s.ID})
+			for _, text := range now.Warnings {
+				a.Con.Warn("%s", text)
+			}
+			return err
+		},
+	}
+	cmd.AddCommand(list, check, refresh)
 	return cmd
 }
 
@@ -91,7 +112,7 @@ func runSecrets(ctx context.Context, a *app.App, o settingsOptions, op ops.Opera
 			return err
 		}
 	} else {
-		header, rows := []string{"NAME", "REFERENCE", "RESULT"}, [][]string{}
+		header, rows := []string{"NAME", "REFERENCE", "VALUE IN", "GOES TO", "RESULT"}, [][]string{}
 		for _, v := range views {
 			result := ""
 			switch {
@@ -100,7 +121,17 @@ func runSecrets(ctx context.Context, a *app.App, o settingsOptions, op ops.Opera
 			case v.OK != nil:
 				result = "ok"
 			}
-			rows = append(rows, []string{v.Name, v.Reference, result})
+			in, to := "host", ""
+			if v.Guest {
+				in, to = "guest", "anywhere"
+			}
+			for i, host := range v.To {
+				if i > 0 {
+					to += ", "
+				}
+				to += string(host)
+			}
+			rows = append(rows, []string{v.Name, v.Reference, in, to, result})
 		}
 		a.Con.Table(header, rows)
 		for _, v := range views {
