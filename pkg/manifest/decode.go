@@ -210,6 +210,12 @@ func (d *decoder) value(n *strictyaml.Node, path string, f field, v reflect.Valu
 		d.text(n, path, f, v)
 	case t.Kind() == reflect.Int:
 		d.number(n, path, f, v)
+	case t.Kind() == reflect.Bool:
+		if n.Kind != strictyaml.Boolean {
+			d.WrongKind(n, path, strictyaml.Boolean)
+			return
+		}
+		v.SetBool(strings.EqualFold(n.Text, "true"))
 	case t.Kind() == reflect.Slice:
 		d.list(n, path, f, v)
 	case t.Kind() == reflect.Map:

@@ -107,6 +107,14 @@ type VM struct {
 	Memory      measure.Size `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
 	Disk        measure.Size `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
 	NetworkMode string       `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
+	HTTP        []Requests   `json:"http,omitempty" own:"*" max:"64" doc:"Rules for HTTP requests, in addition to the configured ones. They only narrow."`
+}
+
+// Requests are the rules for HTTP requests to a host.
+type Requests struct {
+	Host  string   `json:"host" required:"true" like:"host" doc:"The host, or *.ZONE."`
+	Allow []string `json:"allow,omitempty" max:"256" like:"request rule" doc:"The only requests that the host may receive, such as GET,POST /v1/**."`
+	Deny  []string `json:"deny,omitempty" max:"256" like:"request rule" doc:"Requests that the host may not receive, even if allowed."`
 }
 
 // Defaults for a VM without a profile.
@@ -131,6 +139,12 @@ type Secret struct {
 	Name   string `json:"name" required:"true" like:"secret name" doc:"The environment variable that the agent receives."`
 	Source string `json:"source" required:"true" enum:"env|file|op|cmd" else:"for vault and other sources, use cmd with a command that prints the value" doc:"Where the value comes from on the host: an environment variable, a file, 1Password, or the output of a command."`
 	Key    string `json:"key" required:"true" like:"key" doc:"Which value: the variable's name, the file's path, vault/item/field, or the command."`
+	// Where the value may go, as in the settings. Without any of these, the settings' bindings
+	// say it.
+	To    []string `json:"to,omitempty" max:"64" like:"host" doc:"The hosts to which the value may be sent. The agent has a placeholder."`
+	Body  bool     `json:"body,omitempty" doc:"Whether the placeholder is also replaced in the bodies of requests."`
+	Guest bool     `json:"guest,omitempty" doc:"The agent has the value itself, and can send it anywhere."`
+	Like  string   `json:"like,omitempty" like:"prefix" doc:"What the placeholder begins with."`
 }
 
 // Ref returns the secret's reference in the form that the configuration uses and

@@ -89,8 +89,12 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("agent of %q mismatch (-want +got):\n%s", text, diff)
 		}
 	}
+	rules := manifest.Requests{Host: "*.example.org", Allow: []string{"GET /**"}, Deny: []string{"* /x?y=z"}}
+	if diff := cmp.Diff([]manifest.Requests{rules}, parse(t, minimal+"vm: {http: [{host: \"*.example.org\", allow: [GET /**], deny: [\"* /x?y=z\"]}]}").VM.HTTP); diff != "" {
+		t.Errorf("vm.http mismatch (-want +got):\n%s", diff)
+	}
 	// A profile defines the resources of its VMs.
-	if got, want := parse(t, minimal+"vm: {profile: big, cpus: 2}").VM, (manifest.VM{Profile: "big", CPUs: 2}); got != want {
+	if got, want := parse(t, minimal+"vm: {profile: big, cpus: 2}").VM, (manifest.VM{Profile: "big", CPUs: 2}); !cmp.Equal(got, want) {
 		t.Errorf("vm = %+v, want %+v", got, want)
 	}
 }
@@ -252,11 +256,11 @@ func TestSession(t *testing.T) {
 	want := manifest.VM{Session: "s1"}
 	for _, text := range []string{rest, rest + "vm: {session: other}\n"} {
 		task, _, err := manifest.ParseIn("s1", "m", []byte(text), "")
-		if err != nil || task.VM != want || task.Repository != (manifest.Repository{}) {
+		if err != nil || !cmp.Equal(task.VM, want) || task.Repository != (manifest.Repository{}) {
 			t.Errorf("ParseIn(s1) = %+v, %v, want vm %+v and no repository", task, err, want)
 		}
 	}
-	if task := parse(t, rest+"vm: {session: s1}\n"); task.VM != want {
+	if task := parse(t, rest+"vm: {session: s1}\n"); !cmp.Equal(task.VM, want) {
 		t.Errorf("vm = %+v, want %+v", task.VM, want)
 	}
 	_, _, err := manifest.ParseIn("s1", "m", []byte(rest+"vm: {cpus: 2}\n"), "")

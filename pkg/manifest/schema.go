@@ -179,6 +179,8 @@ func (f field) schema(t reflect.Type) *schema {
 			s.Default = number(f.byDef)
 		}
 		return s
+	case t.Kind() == reflect.Bool:
+		return &schema{Type: "boolean"}
 	case t.Kind() == reflect.Slice:
 		s := &schema{Type: "array", MinItems: number("0" + f.min), MaxItems: number(f.max)}
 		switch t.Elem().Kind() {

@@ -54,6 +54,7 @@ func TestTags(t *testing.T) {
 				if f.like == nil || f.keys == nil || number(f.max) < 1 {
 					t.Errorf("rules of %s = %q, bound %q, want rules for keys and values, at least 1", at, sf.Tag, f.max)
 				}
+			case ft.Kind() == reflect.Bool:
 			case f.like == nil && f.enum == nil:
 				t.Errorf("rule of %s = none, want one", at)
 			}

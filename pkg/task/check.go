@@ -60,20 +60,20 @@ func faultsOf(c *config.Config, asked *manifest.Task, restricted bool) (faults [
 		_, err := c.For(key, asked.VM.Profile)
 		add("vm.profile", err)
 	}
+	set, _ := c.For(key, asked.VM.Profile) // its error is above
 	for i, s := range asked.Secrets {
 		at := func(name string) string { return fmt.Sprintf("secrets[%d].%s", i, name) }
-		ref, err := secret.ParseRef(s.Name, s.Ref())
-		if err == nil {
-			for _, err := range secret.Check([]secret.Ref{ref}) {
-				add(at("key"), err)
-			}
+		if _, err := secret.ParseRef(s.Name, "env:X"); err != nil {
+			add(at("name"), err)
 			continue
 		}
-		if _, named := secret.ParseRef(s.Name, "env:X"); named != nil {
-			add(at("name"), named)
+		if _, err := session.CheckSecret(c, s.Name, r.Secrets[s.Name], set.Network.Enforced()); err != nil {
+			add(at("key"), err)
 			continue
 		}
-		add(at("key"), err)
+		for _, err := range secret.Check([]secret.Ref{{Name: s.Name, Source: s.Ref()}}) { // a warning would be missed
+			add(at("key"), err)
+		}
 	}
 	return faults
 }

@@ -116,10 +116,17 @@ func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) 
 	r := session.Request{
 		Repo: ref, Profile: t.VM.Profile, NetworkMode: policy.Mode(t.VM.Network()),
 		Resources: config.Resources{CPUs: t.VM.CPUs, Memory: config.Size(t.VM.Memory), Disk: config.Size(t.VM.Disk)},
-		Secrets:   map[string]string{}, Restricted: restricted,
+		Secrets:   map[string]config.Secret{}, Restricted: restricted,
+	}
+	for _, h := range t.VM.HTTP {
+		r.Requests = append(r.Requests, policy.RequestRules{Host: h.Host, Allow: h.Allow, Deny: h.Deny, Source: "vm.http"})
 	}
 	for _, s := range t.Secrets {
-		r.Secrets[s.Name] = s.Ref()
+		one := config.Secret{From: s.Ref(), Binding: config.Binding{Body: s.Body, Guest: s.Guest, Like: s.Like}}
+		for _, host := range s.To {
+			one.To = append(one.To, config.Host(host))
+		}
+		r.Secrets[s.Name] = one
 	}
 	return r, nil
 }
