@@ -28,8 +28,8 @@ func TestAttention(t *testing.T) {
 	m := newModel(t)
 	b.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf(`
 secrets:
-  ANTHROPIC_BASE_URL: "cmd:printf http://host.lima.internal:%d"
-  ANTHROPIC_AUTH_TOKEN: "cmd:printf pretend-%s"
+  ANTHROPIC_BASE_URL: {from: "cmd:printf http://host.lima.internal:%d", guest: true}
+  ANTHROPIC_AUTH_TOKEN: {from: "cmd:printf pretend-%s", guest: true}
 `, m.port, random()))
 	name := b.open("--host-service", fmt.Sprintf("localhost:%d", m.port), "./project")
 	base := b.MustIn(name, "git rev-parse HEAD")

@@ -20,23 +20,36 @@ import (
 // programs in one real guest. The host is behind a company's proxy, except for the
 // names of the forge.
 func TestClients(t *testing.T) {
-	zone["github.com."] = []string{forgeAddr}
-	t.Cleanup(func() { zone["github.com."] = []string{allowedAddr} })
+	for _, name := range []string{"github.com.", "api.github.com.", "bound.example."} {
+		before := zone[name]
+		zone[name] = []string{forgeAddr}
+		t.Cleanup(func() { zone[name] = before })
+	}
 	b := newBox(t)
 	token := "ghp_" + random()
-	forge := newForge(t, filepath.Join(b.Home, "forge"), token, "github.com", "six.example", "proxied.example")
+	forge := newForge(t, filepath.Join(b.Home, "forge"), token, "github.com", "api.github.com", "bound.example", "six.example", "proxied.example")
 	proxy := newProxy(t)
 	proxy.leads("proxied.example", forgeAddr) // a name that only the proxy resolves
 	proxy.leads("evil.example", foreignAddr)
 
+	b.Write("ca.pem", string(forge.ca))
 	b.Env = append(b.Env,
+		"SSL_CERT_FILE="+filepath.Join(b.Home, "ca.pem"), // the gateway verifies the forge, whose secrets it has
 		"HTTP_PROXY="+proxy.url, "HTTPS_PROXY="+proxy.url, "http_proxy=", "https_proxy=",
-		"NO_PROXY=github.com,six.example", "no_proxy=",
+		"NO_PROXY=github.com,bound.example,six.example", "no_proxy=",
 	)
-	b.Write(".config/agent-sessionizer/config.yaml", "secrets:\n  GITHUB_TOKEN: cmd:printf "+token+"\n")
-	b.Repo("project")
+	b.Write(".config/agent-sessionizer/config.yaml", `
+secrets:
+  GITHUB_TOKEN: "cmd:printf `+token+`"
+  OTHER: {from: "cmd:printf other", to: [bound.example]}
+`)
+	project := b.Repo("project")
+	if r := b.RunIn(project, "git", "remote", "add", "origin", "https://github.com/"+repository); r.Code != 0 {
+		t.Fatal(r.All())
+	}
+	b.Asz("trust", "./project")
 	name := b.open("./project")
-	b.Asz("net", "allow", name, "github.com:22,80,443,7000", "six.example", "proxied.example")
+	b.Asz("net", "allow", name, "github.com:22,80,443,7000", "bound.example", "six.example", "proxied.example")
 
 	// What the guest needs: the clients, the forge's CA, and the CA that this host
 	// trusts for the real registries.
@@ -74,6 +87,7 @@ func TestClients(t *testing.T) {
 	t.Run("apt", func(t *testing.T) { installWithApt(t, b, proxy, name) })
 	t.Run("npm", func(t *testing.T) { installWithNPM(t, b, proxy, name) })
 	t.Run("docker", func(t *testing.T) { runDocker(t, b, name) })
+	t.Run("GitHub's rules", func(t *testing.T) { useGitHub(t, b, forge, name) })
 }
 
 // cloneOverSSH adds the guest's key to the forge, then clones, commits and pushes.
@@ -99,11 +113,15 @@ func requestOverHTTP2(t *testing.T, b *box, session string) {
 	}
 }
 
+// protocols are how the forge is asked by a client that speaks HTTP/1.1: in the clear, through the
+// gateway, which reads the requests because a secret is bound to the name, and end to end.
+var protocols = map[string]string{"http://bound.example": "HTTP/1.1", "https://bound.example": "HTTP/2.0", "https://six.example": "HTTP/1.1"}
+
 // reuseConnection requests three times over one HTTP/1.1 connection.
 func reuseConnection(t *testing.T, b *box, session string) {
-	for _, base := range []string{"http://github.com", "https://github.com"} {
+	for base, proto := range protocols {
 		got := b.MustIn(session, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
-		from := regexp.MustCompile(`HTTP/1\.1 from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
+		from := regexp.MustCompile(regexp.QuoteMeta(proto)+` from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
 		if len(from) != 3 || from[0][1] != from[2][1] || from[0][2]+from[1][2]+from[2][2] != "100" {
 			t.Errorf("%s: three requests on one connection = %q, want one source, connects 1, 0, 0", base, got)
 		}
@@ -112,7 +130,7 @@ func reuseConnection(t *testing.T, b *box, session string) {
 
 // exchangeMessages exchanges messages over a WebSocket, with and without TLS.
 func exchangeMessages(t *testing.T, b *box, session string) {
-	for _, base := range []string{"ws://github.com", "wss://github.com"} {
+	for _, base := range []string{"ws://bound.example", "wss://bound.example", "wss://six.example"} {
 		if got := node(b, session, "websocket.mjs", base+"/socket"); got != "4 answers" {
 			t.Errorf("%s: websocket.mjs = %q, want \"4 answers\"", base, got)
 		}
@@ -121,7 +139,7 @@ func exchangeMessages(t *testing.T, b *box, session string) {
 
 // readEventStream reads server-sent events, with and without TLS.
 func readEventStream(t *testing.T, b *box, session string) {
-	for _, base := range []string{"http://github.com", "https://github.com"} {
+	for base := range protocols {
 		if got := node(b, session, "events.mjs", base, random()); got != "0 1 2 3 4 5 end" {
 			t.Errorf("%s: events.mjs = %q, want \"0 1 2 3 4 5 end\"", base, got)
 		}
@@ -130,11 +148,15 @@ func readEventStream(t *testing.T, b *box, session string) {
 
 // uploadChunked sends a body of unknown length.
 func uploadChunked(t *testing.T, b *box, session string) {
-	for _, base := range []string{"http://github.com", "https://github.com"} {
+	for base, proto := range protocols {
+		coding := "[chunked]"
+		if proto == "HTTP/2.0" {
+			coding = "[]"
+		}
 		got := b.MustIn(session, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
 		f := strings.Fields(got)
-		if len(f) != 8 || f[0] != "HTTP/1.1" || f[2] != "[chunked]" || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
-			t.Errorf("%s: chunked upload = %q, want HTTP/1.1, the size and digest that were sent", base, got)
+		if len(f) != 8 || f[0] != proto || f[2] != coding || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
+			t.Errorf("%s: chunked upload = %q, want %s, %s, the size and digest that were sent", base, got, proto, coding)
 		}
 	}
 }
@@ -206,7 +228,7 @@ func installWithApt(t *testing.T, b *box, proxy *proxy, session string) {
 	// A package without triggers: an initramfs takes an emulated guest minutes.
 	b.MustIn(session, `set -e; if command -v bash-static; then exit 1; fi
 			get="sudo apt-get -qq -o Acquire::https::CaInfo=/tmp/clients/host.crt -o APT::Update::Error-Mode=any"
-			$get update; $get install -y bash-static; bash-static -c true`)
+			$get update; $get install -y bash-static gh; bash-static -c true`)
 }
 
 // installWithNPM installs a package from the real registry.

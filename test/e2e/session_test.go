@@ -30,8 +30,8 @@ func TestSession(t *testing.T) {
 	b.Write(".config/agent-sessionizer/config.yaml", `
 persist: [agent, .zsh_history]
 secrets:
-  SENTINEL: file:`+b.Home+`/secret-file
-  MULTI: file:`+b.Home+`/multi-file
+  SENTINEL: {from: "file:`+b.Home+`/secret-file", guest: true}
+  MULTI: {from: "file:`+b.Home+`/multi-file", guest: true}
   GITHUB_TOKEN: "cmd:printf ghp_%s `+random()+`"
 `)
 	watch := watchCmdlines(t, sentinel)

@@ -108,8 +108,8 @@ func TestTask(t *testing.T) {
 	b.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf(`
 network: {host_services: ["localhost:%d"]}
 secrets:
-  ANTHROPIC_BASE_URL: "cmd:printf http://host.lima.internal:%d"
-  ANTHROPIC_AUTH_TOKEN: "file:%s/token"
+  ANTHROPIC_BASE_URL: {from: "cmd:printf http://host.lima.internal:%d", guest: true}
+  ANTHROPIC_AUTH_TOKEN: {from: "file:%s/token", guest: true}
 `, m.port, m.port, b.Home))
 
 	t.Run("a script", func(t *testing.T) {

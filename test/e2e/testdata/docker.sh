@@ -18,7 +18,7 @@ for url in $*; do
 done
 X
 curl=$(command -v curl)
-cp --parents -L "$curl" $(ldd "$curl" | grep -o '/[^ ]*') /etc/ssl/certs/ca-certificates.crt root/
+cp --parents -L "$curl" $(ldd "$curl" | grep -o '/[^ ]*') root/ # no certificates: the guest's must do
 tar -C root -c . | docker import - local/base
 printf 'FROM local/base\nRUN sh /bin/fetch >/fetched\n' >Dockerfile
 docker build --no-cache -t fetched .
