@@ -105,4 +105,24 @@ var schema = []string{
 	CREATE UNIQUE INDEX requests_by_key ON requests(actor, key);
 	CREATE INDEX requests_of_actor ON requests(actor, num);
 	CREATE INDEX requests_by_time ON requests(at);`,
+
+	// What was used of models. Rows are only added, and settled once.
+	`CREATE TABLE usage (
+		session        TEXT NOT NULL,
+		request        TEXT NOT NULL,
+		at             INTEGER NOT NULL,
+		repo_key       TEXT NOT NULL,
+		task           TEXT NOT NULL,
+		model          TEXT NOT NULL,
+		input          INTEGER NOT NULL,
+		cache_read     INTEGER NOT NULL,
+		cache_write    INTEGER NOT NULL,
+		cache_write_1h INTEGER NOT NULL,
+		output         INTEGER NOT NULL,
+		tokens         INTEGER NOT NULL,
+		cost           INTEGER NOT NULL,
+		settled        INTEGER NOT NULL,
+		PRIMARY KEY (session, request)
+	) STRICT, WITHOUT ROWID;
+	CREATE INDEX usage_by_time ON usage(at);`,
 }

@@ -19,43 +19,51 @@ func TestUsage(t *testing.T) {
 		"message": {
 			Anthropic, text,
 			`{"type":"message","model":"claude-x","content":[{"type":"text","text":"hi"}],"usage":{"input_tokens":10,"cache_creation_input_tokens":7,"cache_creation":{"ephemeral_5m_input_tokens":4,"ephemeral_1h_input_tokens":3},"cache_read_input_tokens":100,"output_tokens":5}}`,
-			false, Usage{"claude-x", Tokens{10, 100, 4, 3, 5}, true},
+			false,
+			Usage{"claude-x", Tokens{10, 100, 4, 3, 5}, true},
 		},
 		"message stream": {
 			Anthropic, events,
 			"event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"model\":\"claude-x\",\"usage\":{\"input_tokens\":10,\"cache_creation_input_tokens\":2,\"cache_read_input_tokens\":3,\"output_tokens\":1}}}\n\n" +
 				"event: content_block_delta\r\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"usage\"}}\r\n\r\n" +
 				"data: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":15}}\n\ndata: {\"type\":\"message_stop\"}\n\n",
-			false, Usage{"claude-x", Tokens{Input: 10, CacheRead: 3, CacheWrite: 2, Output: 15}, true},
+			false,
+			Usage{"claude-x", Tokens{Input: 10, CacheRead: 3, CacheWrite: 2, Output: 15}, true},
 		},
 		"message stream that is cut": {
 			Anthropic, events,
 			"data: {\"type\":\"message_start\",\"message\":{\"model\":\"claude-x\",\"usage\":{\"input_tokens\":10,\"output_tokens\":1}}}\n\ndata: {\"type\":\"content",
-			true, Usage{"claude-x", Tokens{Input: 10}, false},
+			true,
+			Usage{"claude-x", Tokens{Input: 10}, false},
 		},
 		"chat": {
 			OpenAI, text,
 			`{"model":"gpt-x","usage":{"prompt_tokens":20,"completion_tokens":5,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":8},"completion_tokens_details":{"reasoning_tokens":3}}}`,
-			false, Usage{"gpt-x", Tokens{Input: 12, CacheRead: 8, Output: 5}, true},
+			false,
+			Usage{"gpt-x", Tokens{Input: 12, CacheRead: 8, Output: 5}, true},
 		},
 		"chat stream": {
 			OpenAI, events,
 			"data: {\"model\":\"gpt-x\",\"choices\":[{}],\"usage\":null}\n\ndata: {\"model\":\"gpt-x\",\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n",
-			false, Usage{"gpt-x", Tokens{Input: 20, Output: 5}, true},
+			false,
+			Usage{"gpt-x", Tokens{Input: 20, Output: 5}, true},
 		},
 		"chat stream without usage": {
 			OpenAI, events, "data: {\"model\":\"gpt-x\",\"choices\":[{}]}\n\ndata: [DONE]\n\n",
-			false, Usage{"gpt-x", Tokens{}, false},
+			false,
+			Usage{"gpt-x", Tokens{}, false},
 		},
 		"response": {
 			OpenAI, text,
 			`{"model":"gpt-x","usage":{"input_tokens":30,"input_tokens_details":{"cached_tokens":10},"output_tokens":4}}`,
-			false, Usage{"gpt-x", Tokens{Input: 20, CacheRead: 10, Output: 4}, true},
+			false,
+			Usage{"gpt-x", Tokens{Input: 20, CacheRead: 10, Output: 4}, true},
 		},
 		"response stream": {
 			OpenAI, events,
 			"data: {\"type\":\"response.created\",\"response\":{\"model\":\"gpt-x\",\"usage\":null}}\n\ndata: {\"type\":\"response.completed\",\"response\":{\"model\":\"gpt-x\",\"usage\":{\"input_tokens\":30,\"output_tokens\":4}}}\n\n",
-			false, Usage{"gpt-x", Tokens{Input: 30, Output: 4}, true},
+			false,
+			Usage{"gpt-x", Tokens{Input: 30, Output: 4}, true},
 		},
 		"an error":        {Anthropic, text, `{"type":"error","error":{"type":"overloaded_error"}}`, false, Usage{}},
 		"no JSON":         {Anthropic, text, "<html>", false, Usage{}},
@@ -63,7 +71,8 @@ func TestUsage(t *testing.T) {
 		"a too long text": {Anthropic, text, strings.Repeat(" ", maxJSON+1), false, Usage{}},
 		"a too long event": {
 			Anthropic, events, "data: " + strings.Repeat("x", maxLine) + "\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":5}}\ndata: {\"type\":\"message_stop\"}\n",
-			false, Usage{"", Tokens{Output: 5}, true},
+			false,
+			Usage{"", Tokens{Output: 5}, true},
 		},
 	} {
 		if !c.want.Complete { // one token per byte is the bound

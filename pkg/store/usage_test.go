@@ -1,0 +1,108 @@
+package store_test
+
+import (
+	"errors"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func TestUsage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store.db")
+	s := reopen(t, path)
+	day := time.Date(2026, 1, 2, 12, 0, 0, 0, time.Local)
+	use := func(session, request string, at time.Time, cost int64) store.Usage {
+		return store.Usage{Session: session, Request: request, At: at, RepoKey: "github.com/o/" + session, Model: "m", Output: 10, Cost: cost}
+	}
+	reserve := func(u store.Usage, limits ...store.UsageLimit) error {
+		t.Helper()
+		_, err := s.ReserveUsage(t.Context(), u, limits)
+		return err
+	}
+	for range 2 { // the second time, nothing is added
+		for _, u := range []store.Usage{use("a", "1", day, 100), use("a", "2", day.AddDate(0, 0, 1), 50), use("b", "1", day, 7)} {
+			if err := reserve(u); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	settled := use("a", "1", day, 30)
+	settled.Model, settled.Input, settled.Output = "n", 4, 1
+	later := settled
+	later.Cost = 1
+	for _, u := range []store.Usage{settled, later, use("a", "unknown", day, 1)} {
+		if err := s.SettleUsage(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = reopen(t, path)
+	for by, want := range map[string][]store.UsageSum{
+		"session": {{"a", 2, 15, 80}, {"b", 1, 10, 7}},
+		"repo":    {{"github.com/o/a", 2, 15, 80}, {"github.com/o/b", 1, 10, 7}},
+		"model":   {{"m", 2, 20, 57}, {"n", 1, 5, 30}},
+		"day":     {{"2026-01-03", 1, 10, 50}, {"2026-01-02", 2, 15, 37}},
+		"task":    {{"", 3, 25, 87}},
+	} {
+		got, err := s.UsageSums(t.Context(), by, time.Time{})
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("UsageSums by %s = %v (-want +got):\n%s", by, err, diff)
+		}
+	}
+	if got, err := s.UsageSums(t.Context(), "session", day.AddDate(0, 0, 1)); err != nil || len(got) != 1 || got[0].Cost != 50 {
+		t.Errorf("UsageSums of the second day = %v, %v, want 50", got, err)
+	}
+	if _, err := s.UsageSums(t.Context(), "x; DROP TABLE usage", time.Time{}); err == nil {
+		t.Error("UsageSums by an unknown word = nil, want an error")
+	}
+	for _, c := range []struct {
+		limit store.UsageLimit
+		cost  int64
+		over  bool
+	}{
+		{store.UsageLimit{Session: "a", Cost: 81}, 20, false},
+		{store.UsageLimit{Session: "a", Cost: 100}, 1, true},
+		{store.UsageLimit{Session: "b", Cost: 8}, 1, false},
+		{store.UsageLimit{Session: "b", Cost: 8}, 1, true},
+		{store.UsageLimit{Cost: 109}, 2, false},
+		{store.UsageLimit{Cost: 110}, 1, true},
+		{store.UsageLimit{Tokens: 55}, 0, true},
+		{store.UsageLimit{Since: day.AddDate(0, 0, 1), Cost: 51}, 0, false},
+		{store.UsageLimit{}, 1000, false},
+	} {
+		u := use("c", time.Now().Format(time.RFC3339Nano), day, c.cost)
+		u.Session = map[bool]string{true: c.limit.Session, false: "c"}[c.limit.Session != ""]
+		err := reserve(u, store.UsageLimit{}, c.limit)
+		over, is := errors.AsType[*store.OverLimitError](err)
+		if is != c.over || !is && err != nil || is && over.Limit != 1 {
+			t.Errorf("reserve %d with %+v = %v, want over the limit: %t", c.cost, c.limit, err, c.over)
+		}
+	}
+}
+
+// Many requests at once cannot pass a limit together.
+func TestUsageRace(t *testing.T) {
+	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))
+	var passed atomic.Int64
+	var wait sync.WaitGroup
+	for i := range 50 {
+		wait.Go(func() {
+			u := store.Usage{Session: "a", Request: string(rune('A' + i)), At: time.Now(), Cost: 10}
+			switch _, err := s.ReserveUsage(t.Context(), u, []store.UsageLimit{{Session: "a", Cost: 105}}); {
+			case err == nil:
+				passed.Add(1)
+			case !errors.As(err, new(*store.OverLimitError)):
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if n := passed.Load(); n != 11 {
+		t.Errorf("requests of 10 until a limit of 105 is reached = %d, want 11", n)
+	}
+}
