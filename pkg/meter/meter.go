@@ -5,8 +5,10 @@
 package meter
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"io"
 	"strings"
 )
 
@@ -18,20 +20,6 @@ const (
 	Anthropic Provider = "anthropic"
 	OpenAI    Provider = "openai"
 )
-
-// Of returns the provider whose API a request uses. Other requests cost nothing.
-func Of(host, method, path string) (p Provider, ok bool) {
-	if method != "POST" {
-		return "", false
-	}
-	switch {
-	case host == "api.anthropic.com" && path == "/v1/messages":
-		return Anthropic, true
-	case host == "api.openai.com" && (path == "/v1/chat/completions" || path == "/v1/responses" || path == "/v1/completions" || path == "/v1/embeddings"):
-		return OpenAI, true
-	}
-	return "", false
-}
 
 // Tokens counts what a request used, without overlap.
 type Tokens struct {
@@ -47,8 +35,11 @@ func (t Tokens) Total() int64 { return t.Input + t.CacheRead + t.CacheWrite + t.
 
 // Usage is what an answer says about itself.
 type Usage struct {
-	Model  string
-	Tokens Tokens
+	Model    string
+	Tokens   Tokens
+	Searches int64 // of the web, by the provider
+	Fast     bool  // whether the provider charges for priority or speed
+	Regional bool  // whether it charges for a region
 	// Whether the provider reported the end. Otherwise Output is a bound: a token has at least one
 	// byte of the answer.
 	Complete bool
@@ -123,15 +114,15 @@ func (r *Reader) Usage(end bool) Usage {
 
 // event is every field that says something about usage, in answers and events of both providers.
 type event struct {
-	Type     string       `json:"type"`
-	Model    string       `json:"model"`
-	Usage    *usageFields `json:"usage"`
-	Message  *inner       `json:"message"`  // Anthropic, message_start
-	Response *inner       `json:"response"` // OpenAI, response.created and response.completed
+	Type string `json:"type"`
+	inner
+	Message  *inner `json:"message"`  // Anthropic, message_start
+	Response *inner `json:"response"` // OpenAI, response.created and response.completed
 }
 
 type inner struct {
 	Model string       `json:"model"`
+	Tier  string       `json:"service_tier"`
 	Usage *usageFields `json:"usage"`
 }
 
@@ -143,6 +134,11 @@ type usageFields struct {
 	CacheKinds    *struct {
 		Hour int64 `json:"ephemeral_1h_input_tokens"`
 	} `json:"cache_creation"`
+	Tools *struct {
+		Searches int64 `json:"web_search_requests"`
+	} `json:"server_tool_use"`
+	Speed string `json:"speed"`
+	Geo   string `json:"inference_geo"`
 
 	PromptTokens     *int64        `json:"prompt_tokens"`
 	CompletionTokens *int64        `json:"completion_tokens"`
@@ -151,7 +147,8 @@ type usageFields struct {
 }
 
 type inputDetails struct {
-	Cached int64 `json:"cached_tokens"`
+	Cached  int64 `json:"cached_tokens"`
+	Written int64 `json:"cache_write_tokens"`
 }
 
 func (r *Reader) event(text []byte) {
@@ -159,13 +156,14 @@ func (r *Reader) event(text []byte) {
 	if json.Unmarshal(text, &e) != nil {
 		return
 	}
-	for _, in := range []*inner{{e.Model, e.Usage}, e.Message, e.Response} {
+	for _, in := range []*inner{&e.inner, e.Message, e.Response} {
 		if in == nil {
 			continue
 		}
 		if in.Model != "" {
 			r.usage.Model = in.Model
 		}
+		r.usage.Fast = r.usage.Fast || fast(in.Tier)
 		if in.Usage == nil {
 			continue
 		}
@@ -190,6 +188,11 @@ func (r *Reader) anthropic(u usageFields) {
 	set(&t.Input, u.InputTokens)
 	set(&t.Output, u.OutputTokens)
 	set(&t.CacheRead, u.CacheRead)
+	if u.Tools != nil {
+		set(&r.usage.Searches, &u.Tools.Searches)
+	}
+	r.usage.Fast = r.usage.Fast || fast(u.Speed)
+	r.usage.Regional = r.usage.Regional || u.Geo != "" && u.Geo != "global" && u.Geo != "not_available"
 	if u.CacheCreation == nil {
 		return
 	}
@@ -211,6 +214,8 @@ func (r *Reader) openAI(u usageFields) {
 		if d != nil {
 			t.CacheRead = min(max(d.Cached, 0), t.Input)
 			t.Input -= t.CacheRead
+			t.CacheWrite = min(max(d.Written, 0), t.Input)
+			t.Input -= t.CacheWrite
 		}
 	}
 }
@@ -222,4 +227,54 @@ func set(to, from *int64) {
 	if from != nil {
 		*to = min(max(*from, 0), maxTokens)
 	}
+}
+
+// WithoutUsage returns a stream of server-sent events without those that report only the usage of
+// a chat completion, for a client that did not ask for them.
+func WithoutUsage(r io.Reader) io.Reader {
+	return &chatFilter{lines: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// chatFilter drops events. It passes on lines that are too long for its buffer.
+type chatFilter struct {
+	lines *bufio.Reader
+	rest  []byte // of the buffer, to pass on
+	err   error
+	after bool // after an event that was dropped: its empty line is dropped too
+	part  bool // of a line that was too long
+}
+
+func (f *chatFilter) Read(p []byte) (int, error) {
+	for len(f.rest) == 0 {
+		if f.err != nil {
+			return 0, f.err
+		}
+		var line []byte
+		line, f.err = f.lines.ReadSlice('\n')
+		if f.err == bufio.ErrBufferFull { //nolint:errorlint // ReadSlice returns it as it is
+			f.err = nil
+		}
+		whole := !f.part && bytes.HasSuffix(line, []byte("\n"))
+		f.part = !bytes.HasSuffix(line, []byte("\n"))
+		drop := whole && (onlyUsage(line) || f.after && len(bytes.TrimSpace(line)) == 0)
+		if f.after = drop && !f.after; !drop {
+			f.rest = line
+		}
+	}
+	n := copy(p, f.rest)
+	f.rest = f.rest[n:]
+	return n, nil
+}
+
+// onlyUsage reports whether a line is an event with a chat completion's usage and no choices.
+func onlyUsage(line []byte) bool {
+	data, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data:"))
+	if !ok || !bytes.Contains(data, []byte(`"usage"`)) {
+		return false
+	}
+	var e struct {
+		Choices *[]json.RawMessage `json:"choices"`
+		Usage   *json.RawMessage   `json:"usage"`
+	}
+	return json.Unmarshal(data, &e) == nil && e.Usage != nil && e.Choices != nil && len(*e.Choices) == 0
 }
