@@ -124,5 +124,6 @@ var schema = []string{
 		settled        INTEGER NOT NULL,
 		PRIMARY KEY (session, request)
 	) STRICT, WITHOUT ROWID;
-	CREATE INDEX usage_by_time ON usage(at);`,
+	CREATE INDEX usage_by_time ON usage(at);
+	CREATE INDEX usage_by_task ON usage(task) WHERE task <> '';`,
 }

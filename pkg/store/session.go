@@ -29,6 +29,8 @@ type Session struct {
 	Spec           json.RawMessage // what was asked for; never changes
 	Status         json.RawMessage // the session's status; written by the keeper and by commands
 	TokenSHA256    string          // hex; "" once revoked
+
+	Used UsageSum // of models
 }
 
 // SetError records the parts of an error on the row; empty strings clear it.
@@ -39,14 +41,16 @@ func (s *Session) SetError(code, message, hint string) {
 func (s *Session) title() string                { return "session " + s.Name }
 func (s *Session) state() (*string, *time.Time) { return &s.Phase, &s.StateChangedAt }
 
-const sessionColumns = `id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256`
+const sessionColumns = `id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256,
+	(SELECT COUNT(*) FROM usage WHERE session = sessions.id), COALESCE((SELECT SUM(tokens) FROM usage WHERE session = sessions.id), 0),
+	COALESCE((SELECT SUM(cost) FROM usage WHERE session = sessions.id), 0)`
 
 func scanSession(row scanner) (Session, error) {
 	var s Session
 	var created, changed int64
 	var spec, status string
 	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Desired, &created, &changed,
-		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &status, &s.TokenSHA256)
+		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &status, &s.TokenSHA256, &s.Used.Requests, &s.Used.Tokens, &s.Used.Cost)
 	s.CreatedAt, s.StateChangedAt = moment(created), moment(changed)
 	s.Spec, s.Status = json.RawMessage(spec), json.RawMessage(status)
 	return s, err

@@ -22,8 +22,7 @@ func TestUsage(t *testing.T) {
 	}
 	reserve := func(u store.Usage, limits ...store.UsageLimit) error {
 		t.Helper()
-		_, err := s.ReserveUsage(t.Context(), u, limits)
-		return err
+		return s.ReserveUsage(t.Context(), u, limits)
 	}
 	for range 2 { // the second time, nothing is added
 		for _, u := range []store.Usage{use("a", "1", day, 100), use("a", "2", day.AddDate(0, 0, 1), 50), use("b", "1", day, 7)} {
@@ -37,7 +36,7 @@ func TestUsage(t *testing.T) {
 	later := settled
 	later.Cost = 1
 	for _, u := range []store.Usage{settled, later, use("a", "unknown", day, 1)} {
-		if err := s.SettleUsage(t.Context(), u); err != nil {
+		if err := s.SettleUsage(t.Context(), u, nil, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -49,15 +48,18 @@ func TestUsage(t *testing.T) {
 		"day":     {{"2026-01-03", 1, 10, 50}, {"2026-01-02", 2, 15, 37}},
 		"task":    {{"", 3, 25, 87}},
 	} {
-		got, err := s.UsageSums(t.Context(), by, time.Time{})
+		got, err := s.UsageSums(t.Context(), by, store.UsageQuery{})
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("UsageSums by %s = %v (-want +got):\n%s", by, err, diff)
 		}
 	}
-	if got, err := s.UsageSums(t.Context(), "session", day.AddDate(0, 0, 1)); err != nil || len(got) != 1 || got[0].Cost != 50 {
+	if got, err := s.UsageSums(t.Context(), "model", store.UsageQuery{Session: "b", Repo: "github.com/o/b"}); err != nil || len(got) != 1 || got[0].Cost != 7 {
+		t.Errorf("UsageSums of session b = %v, %v, want 7", got, err)
+	}
+	if got, err := s.UsageSums(t.Context(), "session", store.UsageQuery{Since: day.AddDate(0, 0, 1)}); err != nil || len(got) != 1 || got[0].Cost != 50 {
 		t.Errorf("UsageSums of the second day = %v, %v, want 50", got, err)
 	}
-	if _, err := s.UsageSums(t.Context(), "x; DROP TABLE usage", time.Time{}); err == nil {
+	if _, err := s.UsageSums(t.Context(), "x; DROP TABLE usage", store.UsageQuery{}); err == nil {
 		t.Error("UsageSums by an unknown word = nil, want an error")
 	}
 	for _, c := range []struct {
@@ -79,7 +81,7 @@ func TestUsage(t *testing.T) {
 		u.Session = map[bool]string{true: c.limit.Session, false: "c"}[c.limit.Session != ""]
 		err := reserve(u, store.UsageLimit{}, c.limit)
 		over, is := errors.AsType[*store.OverLimitError](err)
-		if is != c.over || !is && err != nil || is && over.Limit != 1 {
+		if is != c.over || !is && err != nil || is && over.Limit != c.limit {
 			t.Errorf("reserve %d with %+v = %v, want over the limit: %t", c.cost, c.limit, err, c.over)
 		}
 	}
@@ -93,7 +95,7 @@ func TestUsageRace(t *testing.T) {
 	for i := range 50 {
 		wait.Go(func() {
 			u := store.Usage{Session: "a", Request: string(rune('A' + i)), At: time.Now(), Cost: 10}
-			switch _, err := s.ReserveUsage(t.Context(), u, []store.UsageLimit{{Session: "a", Cost: 105}}); {
+			switch err := s.ReserveUsage(t.Context(), u, []store.UsageLimit{{Session: "a", Cost: 105}}); {
 			case err == nil:
 				passed.Add(1)
 			case !errors.As(err, new(*store.OverLimitError)):
@@ -104,5 +106,78 @@ func TestUsageRace(t *testing.T) {
 	wait.Wait()
 	if n := passed.Load(); n != 11 {
 		t.Errorf("requests of 10 until a limit of 105 is reached = %d, want 11", n)
+	}
+}
+
+// A use that is not settled makes others wait; once it is, or can no longer be, its cost is used.
+func TestUsagePending(t *testing.T) {
+	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))
+	at := time.Now()
+	limits := []store.UsageLimit{{Name: "session", Session: "a", Cost: 100}}
+	reserve := func(request string, at time.Time) (pending, over bool) {
+		t.Helper()
+		err := s.ReserveUsage(t.Context(), store.Usage{Session: "a", Request: request, At: at, Cost: 100}, limits)
+		e, over := errors.AsType[*store.OverLimitError](err)
+		if err != nil && !over {
+			t.Fatal(err)
+		}
+		return over && e.Pending, over
+	}
+	if _, over := reserve("1", at); over {
+		t.Fatal("the first use is over the limit")
+	}
+	if pending, over := reserve("2", at); !over || !pending {
+		t.Errorf("a use beside one that is not settled: over %t, pending %t, want both", over, pending)
+	}
+	if pending, over := reserve("2", at.Add(time.Hour)); !over || pending {
+		t.Errorf("a use an hour after one that is not settled: over %t, pending %t, want over only", over, pending)
+	}
+	var noted []int64
+	note := func(l store.UsageLimit, used store.UsageSum, percent int64) store.Event {
+		noted = append(noted, percent)
+		return store.NewEvent("budget", map[string]any{"percent": percent, "of": l.Name, "used": used.Cost})
+	}
+	settle := func(request string, cost int64) {
+		t.Helper()
+		if err := s.SettleUsage(t.Context(), store.Usage{Session: "a", Request: request, Cost: cost}, limits, []int64{80, 100}, note); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle("1", 70)
+	if _, over := reserve("2", at); over {
+		t.Error("a use after one that cost less than the limit is over it")
+	}
+	settle("2", 15)
+	settle("2", 1000) // has no effect
+	if _, over := reserve("3", at); over {
+		t.Error("a use below the limit is over it")
+	}
+	settle("3", 40)
+	if diff := cmp.Diff([]int64{80, 100}, noted); diff != "" {
+		t.Errorf("notes mismatch (-want +got):\n%s", diff)
+	}
+	events, err := s.Events(t.Context(), "a", 0, 10)
+	if err != nil || len(events) != 2 || events[1].Kind != "budget" {
+		t.Errorf("events = %v, %v, want two of the budget", events, err)
+	}
+	if pending, over := reserve("4", at); !over || pending {
+		t.Errorf("a use above the limit: over %t, pending %t, want over only", over, pending)
+	}
+}
+
+// What can no longer be settled counts with its bound.
+func TestAbandonUsage(t *testing.T) {
+	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))
+	u := store.Usage{Session: "a", Request: "1", At: time.Now(), Cost: 100}
+	if err := errors.Join(s.ReserveUsage(t.Context(), u, nil), s.AbandonUsage(t.Context(), "a")); err != nil {
+		t.Fatal(err)
+	}
+	u.Cost = 1
+	if err := s.SettleUsage(t.Context(), u, nil, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.UsageSums(t.Context(), "session", store.UsageQuery{})
+	if diff := cmp.Diff([]store.UsageSum{{Of: "a", Requests: 1, Cost: 100}}, got); err != nil || diff != "" {
+		t.Errorf("UsageSums = %v (-want +got):\n%s", err, diff)
 	}
 }
