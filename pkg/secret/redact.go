@@ -179,16 +179,36 @@ type patterns struct {
 	sorted []string                     // all, without duplicates
 	byKey  map[[minRedact]byte][]string // by the first bytes, longest first
 	first  *[256]bool                   // the first bytes that occur
+	skip   *[skips]uint8                // by two bytes: how far the next start of a pattern is at least
+	window int                          // bytes of each pattern that skip considers
 }
+
+// skips is the size of a table of the algorithm of Wu and Manber ("A fast algorithm for multi-pattern
+// searching", 1994), which reads only every few bytes of a text.
+const skips = 1 << 12
+
+const maxWindow = 32 // more hardly makes it faster
+
+func skipKey(a, b byte) int { return (int(a)<<4 ^ int(b)) & (skips - 1) }
 
 func compile(all []string) patterns {
 	slices.Sort(all)
 	all = slices.Compact(all)
-	p := patterns{sorted: all, byKey: make(map[[minRedact]byte][]string, len(all)), first: new([256]bool)}
+	p := patterns{sorted: all, byKey: make(map[[minRedact]byte][]string, len(all)), first: new([256]bool), skip: new([skips]uint8), window: maxWindow}
+	for _, s := range all {
+		p.window = min(p.window, len(s))
+	}
+	for i := range p.skip {
+		p.skip[i] = uint8(p.window - 1) //nolint:gosec // at most maxWindow
+	}
 	for _, s := range all {
 		k := [minRedact]byte([]byte(s[:minRedact]))
 		p.byKey[k] = append(p.byKey[k], s)
 		p.first[s[0]] = true
+		for i := 1; i < p.window; i++ {
+			at := &p.skip[skipKey(s[i-1], s[i])]
+			*at = min(*at, uint8(p.window-1-i)) //nolint:gosec // at most maxWindow
+		}
 	}
 	for _, l := range p.byKey {
 		slices.SortFunc(l, func(a, b string) int { return len(b) - len(a) })
@@ -202,10 +222,19 @@ func (p patterns) plain(b []byte) int {
 		return len(b)
 	}
 	n := 0
+	for n+p.window <= len(b) {
+		if skip := p.skip[skipKey(b[n+p.window-2], b[n+p.window-1])]; skip > 0 {
+			n += int(skip)
+		} else if p.first[b[n]] {
+			return n
+		} else {
+			n++
+		}
+	}
 	for n < len(b) && !p.first[b[n]] {
 		n++
 	}
-	return n
+	return min(n, len(b))
 }
 
 // longest returns the length of the longest pattern at the start of b, 0 for none.
@@ -223,8 +252,11 @@ func (p patterns) longest(b []byte) int {
 
 // startsWith reports whether a pattern starts with b and is longer.
 func (p patterns) startsWith(b []byte) bool {
-	if len(b) >= maxPattern { // no pattern is longer, and copying all of b would be expensive
+	if len(b) >= maxPattern { // no pattern is longer
 		return false
+	}
+	if len(b) >= minRedact {
+		return slices.ContainsFunc(p.byKey[[minRedact]byte(b[:minRedact])], func(s string) bool { return len(s) > len(b) && s[:len(b)] == string(b) })
 	}
 	s := string(b)
 	// b itself may be a pattern; a longer one that starts with it follows directly.
