@@ -156,6 +156,18 @@ func (p Process) SetPolicy(ctx context.Context, pol *policy.Policy) error {
 	return nil
 }
 
+// WriteMetering says how the gateway counts the use of models, from the next Start or SetPolicy on.
+func (p Process) WriteMetering(m Metering) error {
+	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
+		return fail.New(fail.Host, "create the gateway's directory: %w", err)
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return p.write(meteringFile, b)
+}
+
 // SetSecrets replaces the secrets that the gateway puts in the place of their placeholders. They
 // are in its memory only, and lost when it ends.
 func (p Process) SetSecrets(ctx context.Context, secrets []Secret) (Interception, error) {

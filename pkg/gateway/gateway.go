@@ -97,6 +97,7 @@ type Gateway struct {
 
 	interceptMu sync.Mutex // held while intercepted changes
 	intercepted atomic.Pointer[interception]
+	metering    atomic.Pointer[metering]
 	roots       *x509.CertPool // of the servers of intercepted connections; nil for the host's own
 
 	ctx    context.Context // ends with Close

@@ -26,6 +26,7 @@ const (
 	maxResponseHeader = 1 << 20
 	headerTime        = 60 * time.Second
 	httpIdle          = 10 * time.Minute
+	flushTime         = 5 * time.Millisecond // of an answer whose length is known
 )
 
 // web is a real proxy for plain HTTP: it parses, checks and rewrites every request, so
@@ -56,7 +57,6 @@ type webConn struct {
 	net.Conn
 	c         *conn
 	transport *http.Transport
-	upgrades  *http.Transport // for WebSockets over intercepted connections, which need HTTP/1.1
 	// Whether the requests came over TLS, which the gateway ended. They get the secrets that
 	// are bound to the host when they arrive.
 	intercepted bool
@@ -99,10 +99,7 @@ func newWeb(g *Gateway) *web {
 			}
 		},
 		Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-			transport, e := webConnOf(r).transport, exchangeOf(r)
-			if webConnOf(r).intercepted && isWebSocket(r) {
-				transport = webConnOf(r).upgrades
-			}
+			transport, e, u := webConnOf(r).transport, exchangeOf(r), useOf(r)
 			if e == nil {
 				return transport.RoundTrip(r)
 			}
@@ -110,6 +107,9 @@ func newWeb(g *Gateway) *web {
 			// responses. It would pass on their headers, with what the server reflects.
 			response, err := transport.RoundTrip(r.WithContext(withoutValues{r.Context()}))
 			if err != nil {
+				if _, unsent := errors.AsType[*dialError](err); u != nil && unsent {
+					u.unsent()
+				}
 				return nil, err
 			}
 			response.Request = r
@@ -117,9 +117,12 @@ func newWeb(g *Gateway) *web {
 				response.Body.Close() //nolint:errcheck // the error above is what matters
 				return nil, err
 			}
+			if u != nil {
+				u.read(response)
+			}
 			return response, nil
 		}),
-		FlushInterval: -1,
+		FlushInterval: flushTime, // streams are passed on at once
 		BufferPool:    &copyBuffers{},
 		ErrorLog:      quiet,
 		ErrorHandler:  w.failed,
@@ -325,6 +328,18 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			c.denyRequest(r, decision{Reason: err.Error()})
 			http.Error(rw, "agent-sessionizer: "+clean(err.Error()), http.StatusForbidden)
 			return
+		}
+	}
+	if wc.intercepted {
+		u, err := c.meter(r)
+		if no, ok := errors.AsType[*refusal](err); ok {
+			c.denyRequest(r, decision{Reason: no.text})
+			no.write(rw)
+			return
+		}
+		if u != nil {
+			defer u.lost() // without effect once it is settled
+			r = r.WithContext(context.WithValue(r.Context(), useKey{}, u))
 		}
 	}
 	// Do not add headers that the server did not send.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -21,7 +22,10 @@ import (
 const (
 	handshakeTime = 30 * time.Second
 	// Connections of one guest connection to a server that speaks no HTTP/2.
-	maxUpstream = 64
+	maxUpstream    = 64
+	upstreamBuffer = 64 << 10 // bytes
+	// Bytes of the answers on an HTTP/2 connection that the guest has not read yet.
+	maxReceived = 2 << 20
 	// Hosts of which a guest can make the gateway remember the secrets.
 	maxExchanges = 1000
 )
@@ -75,7 +79,7 @@ type interception struct {
 	secrets      []Secret
 	bound        map[string][]intercept.Bound // by host or *.ZONE
 	placeholders map[string]string            // by the secret's name
-	ruled        []string                     // hosts and *.ZONE with request rules
+	ruled        []string                     // hosts and *.ZONE with request rules or a budget
 
 	mu       sync.Mutex
 	exchange map[string]*intercept.Exchange // by host
@@ -87,7 +91,7 @@ type interception struct {
 func (g *Gateway) SetSecrets(secrets []Secret) (Interception, error) {
 	g.interceptMu.Lock()
 	defer g.interceptMu.Unlock()
-	return g.intercept(secrets, g.policy.requestHosts())
+	return g.intercept(secrets, g.readHosts())
 }
 
 // intercept replaces the interception. The caller holds interceptMu.
@@ -107,11 +111,11 @@ func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, err
 }
 
 // readRuledHosts makes the gateway read the requests to the hosts that the policy has request
-// rules for.
+// rules for, and that a budget is about.
 func (g *Gateway) readRuledHosts() error {
 	g.interceptMu.Lock()
 	defer g.interceptMu.Unlock()
-	ruled := g.policy.requestHosts()
+	ruled := g.readHosts()
 	var secrets []Secret
 	if was := g.intercepted.Load(); was != nil {
 		if slices.Equal(was.ruled, ruled) {
@@ -209,7 +213,7 @@ func (c *conn) serveIntercepted(guest net.Conn, x *interception) {
 		return
 	}
 	session := tls.Server(guest, &tls.Config{
-		Certificates: []tls.Certificate{*certificate}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
+		Certificates: []tls.Certificate{*certificate}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true,
 	})
 	ctx, cancel := context.WithTimeout(c.ctx, handshakeTime)
 	err = session.HandshakeContext(ctx)
@@ -219,12 +223,12 @@ func (c *conn) serveIntercepted(guest net.Conn, x *interception) {
 		return
 	}
 	wc := &webConn{Conn: session, c: c, done: make(chan struct{}), intercepted: true}
-	wc.transport, wc.upgrades = c.secureTransport(true), c.secureTransport(false)
-	defer wc.upgrades.CloseIdleConnections()
+	wc.transport = c.secureTransport(session.ConnectionState().NegotiatedProtocol == "h2")
 	c.serveWeb(wc, c.g.web.secure)
 }
 
-// secureTransport returns a transport that connects to the server of the dialled name.
+// secureTransport returns a transport that connects to the server of the dialled name, over
+// HTTP/2 if the guest speaks that and the server does too.
 func (c *conn) secureTransport(http2 bool) *http.Transport {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -235,6 +239,7 @@ func (c *conn) secureTransport(http2 bool) *http.Transport {
 	}
 	return &http.Transport{
 		Protocols:              &protocols,
+		HTTP2:                  &http.HTTP2Config{MaxReceiveBufferPerStream: maxReceived, MaxReceiveBufferPerConnection: maxReceived},
 		MaxConnsPerHost:        maxUpstream,
 		IdleConnTimeout:        90 * time.Second,
 		ExpectContinueTimeout:  time.Second,
@@ -248,10 +253,10 @@ func (c *conn) secureTransport(http2 bool) *http.Transport {
 func (c *conn) dialTLS(protocols []string) (net.Conn, error) {
 	up, d, addr, err := c.dial()
 	if err != nil {
-		return nil, err
+		return nil, &dialError{err}
 	}
-	session := tls.Client(up, &tls.Config{
-		ServerName: c.name, RootCAs: c.g.roots, NextProtos: protocols, MinVersion: tls.VersionTLS12,
+	session := tls.Client(bufferedConn{up, bufio.NewReaderSize(up, upstreamBuffer)}, &tls.Config{
+		ServerName: c.name, RootCAs: c.g.roots, NextProtos: protocols, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true,
 	})
 	ctx, cancel := context.WithTimeout(c.ctx, handshakeTime)
 	defer cancel()
@@ -259,10 +264,23 @@ func (c *conn) dialTLS(protocols []string) (net.Conn, error) {
 		up.abort()
 		var bad *tls.CertificateVerificationError
 		if errors.As(err, &bad) {
-			return nil, fmt.Errorf("the certificate of %s: %w", c.name, bad.Err)
+			err = fmt.Errorf("the certificate of %s: %w", c.name, bad.Err)
 		}
-		return nil, err
+		return nil, &dialError{err}
 	}
 	c.open(protoTLS, d, addr)
 	return session, nil
 }
+
+// bufferedConn reads several TLS records at once.
+type bufferedConn struct {
+	*upstream
+	r *bufio.Reader
+}
+
+func (c bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// dialError is returned when no connection could be made: no request was sent.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }

@@ -60,7 +60,7 @@ func TestIntercepted(t *testing.T) {
 			}
 			w.g.roots = x509.NewCertPool()
 			w.g.roots.AddCert(s.Certificate())
-			want := "HTTP/2.0 example.com body true Bearer " + strings.Repeat("*", len(realToken))
+			want := map[bool]string{false: "HTTP/1.1", true: "HTTP/2.0"}[http2] + " example.com body true Bearer " + strings.Repeat("*", len(realToken))
 			if status, body, err := w.ask(c, "https://example.com/", "Bearer "+guestToken); err != nil || status != 200 || body != want {
 				t.Errorf("answer = %d %q, %v, want 200 %q", status, body, err, want)
 			}

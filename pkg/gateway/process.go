@@ -27,6 +27,7 @@ import (
 const (
 	netConfigFile = "netsockets.json" // holds vm.NetSockets
 	policyFile    = "policy.json"     // the compiled policy
+	meteringFile  = "metering.json"   // holds Metering
 	lockFile      = "lock"            // held while the gateway runs; contains its pid
 	logFile       = "gateway.log"
 )
@@ -41,6 +42,8 @@ const (
 	// works harder. Gateway stops accepting connections at maxHeap.
 	memoryLimit = 64 << 20
 
+	maxMetering = 1 << 20 // bytes of its file
+
 	control = "/agent-sessionizer/" // path of our own part of the socket that serves Lima's API
 )
 
@@ -52,8 +55,10 @@ type Status struct {
 	Names       int         `json:"names"`
 	PolicyError string      `json:"policy_error,omitempty"` // why there is no policy
 	LogErr      string      `json:"log_error,omitempty"`    // the gateway decides even if it cannot log
+	UsageErr    string      `json:"usage_error,omitempty"`  // why the use of models is not counted
 	Detached    bool        `json:"detached"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
+	Budget      *BudgetNote `json:"budget,omitempty"` // the last one
 }
 
 // server runs a gateway as its own process.
@@ -187,7 +192,7 @@ func listenUnix(path string) (*net.UnixListener, error) {
 
 func (s *server) quitOnce() { s.once.Do(func() { close(s.quit) }) }
 
-// reload applies the policy in the file. If the file is missing or damaged, no policy
+// reload applies the policy and the metering in the files. If the file is missing or damaged, no policy
 // is in force: its writer will write it again, and until then nothing gets out that the
 // policy may have forbidden.
 func (s *server) reload() {
@@ -197,15 +202,35 @@ func (s *server) reload() {
 	if err == nil {
 		s.policy, err = policy.Unmarshal(b)
 	}
-	if s.policyErr = err; err != nil {
+	s.policyErr = err
+	if s.policyErr == nil {
+		s.policyErr = s.reloadMetering()
+	}
+	if s.policyErr != nil {
 		s.policy = nil
-		s.log.Error("no policy, all traffic denied", "error", err)
+		s.log.Error("no policy, all traffic denied", "error", s.policyErr)
 	}
 	s.gateway.SetPolicy(s.policy)
 }
 
+// reloadMetering applies the file, which exists for the gateways of sessions.
+func (s *server) reloadMetering() error {
+	b, err := readFile(filepath.Join(s.dir, meteringFile), maxMetering)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var m Metering
+	if err == nil {
+		err = json.Unmarshal(b, &m)
+	}
+	if err == nil {
+		err = s.gateway.SetMetering(m)
+	}
+	return err
+}
+
 func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	st := Status{PID: os.Getpid(), Started: s.started, Stats: s.gateway.Stats()}
+	st := Status{PID: os.Getpid(), Started: s.started, Stats: s.gateway.Stats(), Budget: s.gateway.lastNote()}
 	s.mu.Lock()
 	if s.policy != nil {
 		st.Mode, st.Names = s.policy.Mode, len(s.policy.Names)
@@ -216,6 +241,9 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Unlock()
 	if err := s.decisions.err(); err != nil {
 		st.LogErr = err.Error()
+	}
+	if err := s.gateway.usageError(); err != nil {
+		st.UsageErr = err.Error()
 	}
 	select {
 	case <-s.gateway.Detached():

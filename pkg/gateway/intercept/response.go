@@ -59,7 +59,7 @@ type maskedBody struct {
 	atEnd func() // the trailers have arrived
 	mask  *secret.Writer
 	ready bytes.Buffer
-	buf   [16 << 10]byte
+	buf   [32 << 10]byte
 	err   error
 }
 
