@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/meter"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 )
 
@@ -29,6 +30,7 @@ type Config struct {
 	Log     Log
 	Audit   Audit
 	Files   []string // the files that were read, in order
+	Prices  meter.Prices
 
 	Dotfiles string // the user's dotfiles, a directory on the host; "" for none
 
@@ -101,7 +103,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
-		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist}.mergeOver(c.base)
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist, Budget: d.Budget}.mergeOver(c.base)
 		if err := c.setDotfiles(file, d.Dotfiles); err != nil {
 			return err
 		}
@@ -148,6 +150,9 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := c.eachFile(defaults, "prices.yaml", c.loadPrices); err != nil {
+		return nil, err
+	}
 	c.findDotfiles()
 	return c, c.setScalars()
 }
@@ -177,7 +182,7 @@ func (c *Config) Stamp() string {
 
 // Files returns the names of the files in each settings directory, besides the groups.
 func Files() []string {
-	return []string{"config.yaml", "resources.yaml", "network-allowlist.txt"}
+	return []string{"config.yaml", "resources.yaml", "prices.yaml", "network-allowlist.txt"}
 }
 
 // eachFile calls f with the shipped, the system's and the user's file of that name, in this
@@ -254,6 +259,7 @@ type Settings struct {
 	Network   Network           `json:"network"`
 	Secrets   map[string]Secret `json:"secrets,omitempty"`
 	Persist   Persist           `json:"persist,omitempty"`
+	Budget    Budget            `json:"budget,omitzero"`
 
 	Repo RepoKey `json:"-"`
 }
@@ -285,7 +291,7 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Repo: repo}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Budget: p.Budget, Repo: repo}, nil
 }
 
 // Profiles returns the names of the profiles, sorted.
@@ -356,6 +362,9 @@ func (c *Config) Policy(s Settings, session Additions, project *Project) (*polic
 	}
 	if len(p.Requests)+len(session.Layer) > 0 && !p.Enforced {
 		return nil, fail.New(fail.Usage, "request rules need the gateway, which network.enforce: false turns off").WithHint("agent-sessionizer config edit config.yaml")
+	}
+	if s.Budget.Limited() && !p.Enforced {
+		return nil, fail.New(fail.Usage, "a budget needs the gateway, which network.enforce: false turns off").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if project != nil {
 		wish, err := c.projectPolicy(project)

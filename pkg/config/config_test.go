@@ -43,6 +43,7 @@ limits: {running: 10, memory_reserve: 1GiB, disk_reserve: 5GiB}
 network: {mode: allowlist, ports: [80, 443, 22]}
 `,
 		"resources.yaml":         "defaults: {cpus: 4, memory: 8GiB, disk: 50GiB}\n",
+		"prices.yaml":            "date: 2026-01-02\n",
 		"network-allowlist.txt":  "github.com\n*.npmjs.org\n",
 		"network-groups/git.txt": "github.com\n",
 	} {

@@ -81,6 +81,7 @@ type Profile struct {
 	Network   Network           `yaml:"network,omitempty" json:"network"`
 	Secrets   map[string]Secret `yaml:"secrets,omitempty" json:"secrets,omitempty"`
 	Persist   Persist           `yaml:"persist,omitempty" json:"persist,omitempty"`
+	Budget    Budget            `yaml:"budget,omitempty" json:"budget,omitzero"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -90,7 +91,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Persist == nil {
 		p.Persist = base.Persist
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -138,6 +139,7 @@ type document struct {
 	RequestRules map[string]Requests `yaml:"request_rules,omitempty"`
 	Dotfiles     Dir                 `yaml:"dotfiles,omitempty"`
 	Persist      Persist             `yaml:"persist,omitempty"`
+	Budget       Budget              `yaml:"budget,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`

@@ -24,6 +24,7 @@ func loadLog(t *testing.T, user string) (*Config, error) {
 		"config.yaml":           {Data: []byte("limits: {running: 1, memory_reserve: 1GiB, disk_reserve: 1GiB}\nnetwork: {mode: open}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 1GiB, disk: 9GiB}\n")},
 		"network-allowlist.txt": {},
+		"prices.yaml":           {},
 	})
 }
 

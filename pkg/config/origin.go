@@ -200,6 +200,9 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Dotfiles, "dotfiles")
 	add(c.Roots, "roots")
 	add(set.Persist, "persist")
+	add(set.Budget.Session, "budget", "session")
+	add(set.Budget.Day, "budget", "day")
+	add(set.Budget.Tokens, "budget", "tokens")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")
@@ -237,6 +240,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 // lists returns one value for each file of names.
 func (c *Config) lists() []Value {
 	all := []Value{{"network-allowlist.txt", names(len(c.allowlist)), c.listed["network-allowlist.txt"]}}
+	all = append(all, Value{"prices.yaml", fmt.Sprintf("%d models, %s", len(c.Prices.Models), c.Prices.Date), c.listed["prices.yaml"]})
 	for _, name := range slices.Sorted(maps.Keys(c.groups)) {
 		file := groupsDir + "/" + name + ".txt"
 		all = append(all, Value{file, names(len(c.groups[name])), c.listed[file]})

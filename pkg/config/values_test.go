@@ -22,6 +22,7 @@ bindings: {A: {to: [a.org]}}
 request_rules: {A: {a.org: {deny: ["* /x"]}}}
 `)},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 1GiB, disk: 9GiB}\n")},
+		"prices.yaml":           {},
 		"network-allowlist.txt": {Data: []byte("c.org\n")},
 	}
 	c, err := Load(Paths{System: dir + "/etc", Config: dir + "/home", LimaHome: dir}, ship)

@@ -95,12 +95,18 @@ func (d *decoder) value(n *strictyaml.Node, path string, v reflect.Value) {
 			d.Bad(n, path, "must be true or false, got %v", n.Kind)
 		}
 		v.SetBool(strings.EqualFold(text, "true"))
-	case reflect.Int:
+	case reflect.Int, reflect.Int64:
 		i, err := strconv.Atoi(text)
 		if err != nil {
 			d.WrongKind(n, path, strictyaml.Integer)
 		}
 		v.SetInt(int64(i))
+	case reflect.Float64:
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			d.Bad(n, path, "must be a number, got %q", text)
+		}
+		v.SetFloat(f)
 	default:
 		if !isScalar {
 			d.WrongKind(n, path, strictyaml.Text)
