@@ -46,6 +46,7 @@ type Task struct {
 	Agent      Agent      `json:"agent" doc:"The agent and its work. Either this or claude."`
 	VM         VM         `json:"vm" doc:"The task's own VM, or the existing session that it runs in."`
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, given as references. Their values are resolved while the VM boots, and are never written to a disk."`
+	Budget     Budget     `json:"budget,omitzero" own:"*" doc:"What the task may use of models, in addition to the configured budget: the lower limit counts."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"Time limits, reactions to failures, and files to collect."`
 
 	source *source // nil if the task was not parsed
@@ -108,6 +109,12 @@ type VM struct {
 	Disk        measure.Size `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
 	NetworkMode string       `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
 	HTTP        []Requests   `json:"http,omitempty" own:"*" max:"64" doc:"Rules for HTTP requests, in addition to the configured ones. They only narrow."`
+}
+
+// Budget limits what a task uses of models.
+type Budget struct {
+	Session string `json:"session,omitempty" like:"amount" doc:"The money, at the prices of prices.yaml, such as 5 USD."`
+	Tokens  int    `json:"tokens,omitempty" min:"1" max:"999999999" doc:"The number of tokens, read and written."`
 }
 
 // Requests are the rules for HTTP requests to a host.

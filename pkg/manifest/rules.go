@@ -8,6 +8,8 @@ import (
 	"unicode"
 
 	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
 // rule defines which texts are valid.
@@ -54,6 +56,7 @@ var rules = compiled(map[string]*rule{
 	"secret name":  {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "the name of an environment variable: at most 128 capital letters, digits and _"},
 	"host":         {pattern: `^(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+$`, max: 253, is: "the name of a host, like api.example.org or *.example.org"},
 	"request rule": {pattern: `^(\*|[A-Z,-]+) /\S*$`, max: 1024, is: "METHODS PATH, such as GET,POST /v1/**"},
+	"amount":       {pattern: measure.USDPattern, is: "an amount, such as 5 USD"},
 	"prefix":       {pattern: `^[A-Za-z0-9._-]{1,64}$`, is: "at most 64 letters, digits and . _ -"},
 	"key":          {pattern: notBlankRE, max: maxKey, is: "a key that is not blank"},
 	"pattern":      {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},

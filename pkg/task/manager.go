@@ -121,6 +121,12 @@ func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) 
 	for _, h := range t.VM.HTTP {
 		r.Requests = append(r.Requests, policy.RequestRules{Host: h.Host, Allow: h.Allow, Deny: h.Deny, Source: "vm.http"})
 	}
+	if t.Budget.Session != "" {
+		if err := r.Budget.Session.Set(t.Budget.Session); err != nil {
+			return session.Request{}, err
+		}
+	}
+	r.Budget.Tokens = config.Tokens(t.Budget.Tokens)
 	for _, s := range t.Secrets {
 		one := config.Secret{From: s.Ref(), Binding: config.Binding{Body: s.Body, Guest: s.Guest, Like: s.Like}}
 		for _, host := range s.To {
@@ -134,6 +140,15 @@ func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) 
 // Get reads one task by its whole id.
 func (m *Manager) Get(ctx context.Context, id string) (Task, error) {
 	return read(m.store().Task(ctx, id))
+}
+
+// Usage returns what the task's own session used of models, or nil.
+func (m *Manager) Usage(ctx context.Context, id string) (*lifecycle.Usage, error) {
+	sums, err := m.store().UsageSums(ctx, "task", store.UsageQuery{Task: id})
+	if err != nil || len(sums) == 0 {
+		return nil, err
+	}
+	return lifecycle.UsageOf(sums[0]), nil
 }
 
 // Find resolves what a person typed: an id, at least the first four digits of one, or
