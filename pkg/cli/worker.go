@@ -7,6 +7,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/sessioncmd"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
@@ -39,6 +40,9 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 		Attention: func(ctx context.Context, s session.Session) {
 			sessioncmd.PushStatus(ctx, h)
 			sessioncmd.Notify(ctx, m, s)
+		},
+		Budget: func(ctx context.Context, s session.Session, n gateway.BudgetNote) {
+			sessioncmd.NotifyBudget(ctx, m, s, n)
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Status.Tmux == "" {

@@ -87,6 +87,7 @@ func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 		"config.yaml":           {Data: []byte("limits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
+		"prices.yaml":           {},
 	})
 	if err != nil {
 		return nil, err

@@ -151,7 +151,9 @@ var (
 		if err != nil {
 			return task.View{}, err
 		}
-		return t.View(), nil
+		v := t.View()
+		v.Usage, err = e.Tasks.Usage(ctx, t.ID)
+		return v, err
 	}}
 
 	CancelTask = Operation[TaskPath, CancelAnswer]{Spec{

@@ -109,6 +109,9 @@ func (g *page) session(ctx context.Context, id string) error {
 	for _, parts := range machine(s, observation.Machine) {
 		g.add(console.Faint, "%s", strings.Join(parts, dot))
 	}
+	if u := s.View().Usage; u != nil {
+		g.add(console.Faint, "used: %s%s", u, g.p.budget(s))
+	}
 	if !s.Spec.Enforced {
 		g.add(console.Notice, "network not enforced: root in the guest can bypass the network policy")
 	}
@@ -187,6 +190,15 @@ func (p *Picker) denied(ctx context.Context, s session.Session) string {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
+}
+
+// budget returns the session's budget of money, to be read after what was used.
+func (p *Picker) budget(s session.Session) string {
+	b, err := session.Net{Sessions: p.Manager}.Budget(s)
+	if err != nil || b.Session == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", budget %s", b.Session)
 }
 
 // screen shows the end of the agent's screen, because agents ask their questions there.

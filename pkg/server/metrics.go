@@ -329,13 +329,15 @@ var (
 	tasksActive   = prometheus.NewDesc(namespace+"_tasks_active", "Tasks that hold a slot.", nil, nil)
 	agents        = prometheus.NewDesc(namespace+"_agents_connected", "Running agents of tasks.", nil, nil)
 	sessionsState = prometheus.NewDesc(namespace+"_sessions", "Sessions by state.", []string{"state"}, nil)
+	modelTokens   = prometheus.NewDesc(namespace+"_model_tokens_total", "Tokens that models used, as the gateways counted them.", []string{"model"}, nil)
+	modelCost     = prometheus.NewDesc(namespace+"_model_cost_usd_total", "What that costs at list prices, in US dollars.", []string{"model"}, nil)
 	storeUp       = prometheus.NewDesc(namespace+"_store_up", "Whether the store could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector. The set is fixed, except for the
 // states.
 func (c stored) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{tasksTotal, tasksByState, tasksActive, agents, sessionsState, storeUp} {
+	for _, d := range []*prometheus.Desc{tasksTotal, tasksByState, tasksActive, agents, sessionsState, modelTokens, modelCost, storeUp} {
 		ch <- d
 	}
 }
@@ -351,7 +353,8 @@ func (c stored) Collect(ch chan<- prometheus.Metric) {
 	}
 	counts, err1 := c.server.store.TaskCounts(ctx)
 	sessions, err2 := c.server.store.Sessions(ctx, false)
-	if err := errors.Join(err1, err2); err != nil {
+	models, err3 := c.server.store.UsageSums(ctx, "model", store.UsageQuery{})
+	if err := errors.Join(err1, err2, err3); err != nil {
 		c.server.log.Warn("failed to read the store for the metrics", "error", err)
 		gauge(storeUp, 0)
 		return
@@ -375,6 +378,18 @@ func (c stored) Collect(ch chan<- prometheus.Metric) {
 	}
 	for state, n := range states {
 		gauge(sessionsState, float64(n), state)
+	}
+	used := map[string]store.UsageSum{}
+	for _, sum := range models {
+		name := sum.Of
+		if !c.server.tasks.Sessions.Config.Prices.Known(name) { // a guest could invent others
+			name = "other"
+		}
+		used[name] = store.UsageSum{Tokens: used[name].Tokens + sum.Tokens, Cost: used[name].Cost + sum.Cost}
+	}
+	for model, sum := range used {
+		ch <- prometheus.MustNewConstMetric(modelTokens, prometheus.CounterValue, float64(sum.Tokens), model)
+		ch <- prometheus.MustNewConstMetric(modelCost, prometheus.CounterValue, float64(sum.Cost)/1e9, model)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
@@ -185,6 +186,34 @@ func checkSessions(as func(ops.Scope) host) {
 	refused(reader, fail.Conflict, ops.ListDecisions, ops.DecisionQuery{SessionPath: at, Limit: 10})
 	for range cap(h.engine.Costly) {
 		<-h.engine.Costly
+	}
+
+	// What models may be used for, and were.
+	limit := ops.BudgetRequest{SessionPath: at}
+	limit.Body.Session, limit.Body.Tokens = "5 USD", "2M"
+	refused(reader, fail.Policy, ops.SetBudget, limit)
+	mustAsk(h, ops.SetBudget, limit)
+	limit.Body.Session, limit.Body.Tokens = "", "none"
+	mustAsk(h, ops.SetBudget, limit)
+	use := store.Usage{Session: made.ID, Request: "1", At: time.Now(), RepoKey: "github.com/acme/app", Model: "m", Input: 10, Cost: 2e9}
+	if err := h.store.ReserveUsage(t.Context(), use, nil); err != nil {
+		t.Fatal(err)
+	}
+	if b := mustAsk(reader, ops.GetBudget, at); b.Budget != (config.Budget{Session: 5e9}) || b.Used == nil || b.Used.USD != 2 || b.Today.Tokens != 10 {
+		t.Errorf("budget = %+v, want 5 USD without a limit of tokens, 2 USD of 10 tokens used", b)
+	}
+	if u := mustAsk(reader, ops.GetUsage, ops.UsageRequest{By: "session", Repo: "acme/app"}); len(u.Uses) != 1 || u.Uses[0].Name != made.Name || u.Uses[0].USD != 2 {
+		t.Errorf("usage = %+v, want 2 USD of %s", u, made.Name)
+	}
+	if u := mustAsk(reader, ops.GetUsage, ops.UsageRequest{By: "model", Since: time.Now().Add(time.Hour)}); len(u.Uses) != 0 || u.Total != nil {
+		t.Errorf("usage in an hour = %+v, want none", u)
+	}
+	if v := mustAsk(reader, ops.GetSession, at); v.Usage == nil || v.Usage.Tokens != 10 {
+		t.Errorf("usage of the session = %+v, want 10 tokens", v.Usage)
+	}
+	limit.Body.Tokens = "many"
+	if _, err := ask(h, ops.SetBudget, limit); fail.CodeOf(err) != fail.Usage {
+		t.Errorf("budget of many tokens = %v, want code %s", err, fail.Usage)
 	}
 
 	// What needs a running VM.

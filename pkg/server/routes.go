@@ -77,6 +77,9 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.ListSecrets)
 	serve(s, api, ops.CheckSecrets)
 	serve(s, api, ops.RefreshSecrets)
+	serve(s, api, ops.GetUsage)
+	serve(s, api, ops.GetBudget)
+	serve(s, api, ops.SetBudget)
 
 	doc := api.OpenAPI()
 	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {

@@ -87,7 +87,11 @@ func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestcli
 		// When the gateway was started, the repository's own file, which may narrow
 		// the policy, had not been read.
 		if s.Spec.Enforced {
-			if err := gs.w.Sessions.Gateway(*s).SetPolicy(ctx, p); err != nil {
+			gateway, err := Net{Sessions: gs.w.Sessions}.gateway(*s)
+			if err != nil {
+				return err
+			}
+			if err := gateway.SetPolicy(ctx, p); err != nil {
 				return err
 			}
 		}

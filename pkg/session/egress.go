@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -44,7 +45,10 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 		if err != nil {
 			return err
 		}
-		g := w.Sessions.Gateway(s)
+		g, err := Net{Sessions: w.Sessions}.gateway(s)
+		if err != nil {
+			return err
+		}
 		m, err := w.Driver.Inspect(ctx, s.VM())
 		if err != nil && !errors.Is(err, vm.ErrNotFound) {
 			return err
@@ -73,6 +77,8 @@ type gatewayMonitor struct {
 	asked    time.Time
 	answered time.Time
 	reported string // the gateway's last complaint that was reported
+	noted    uint64 // the gateway's notes about the budget that were reported
+	started  time.Time
 }
 
 // check returns why the gateway is down, or nil while it is running. It checks the
@@ -104,15 +110,19 @@ func (c *gatewayMonitor) check(ctx context.Context, w *Worker, s Session) error 
 	switch {
 	case err == nil:
 		c.answered = now
+		if n := st.Budget; n != nil && n.Seq > c.noted && st.Started.Equal(c.started) && w.Budget != nil {
+			w.Budget(ctx, s, *n)
+		}
+		// A gateway that was there before this keeper has been reported.
+		if c.noted, c.started = 0, st.Started; st.Budget != nil {
+			c.noted = st.Budget.Seq
+		}
 	case ctx.Err() != nil:
 		return nil //nolint:nilerr // cancelled
 	case now.Sub(c.answered) > gatewayPatience:
 		return down("the session's gateway does not answer")
 	}
-	complaint := st.PolicyError
-	if complaint == "" {
-		complaint = st.LogErr
-	}
+	complaint := cmp.Or(st.PolicyError, st.LogErr, st.UsageErr)
 	if complaint != "" && complaint != c.reported {
 		w.warn(ctx, s.ID, "agent-sessionizer net reload "+s.Name, "gateway: %s", complaint)
 	}

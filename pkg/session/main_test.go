@@ -36,6 +36,7 @@ func newManager(t *testing.T) *Manager {
 		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
+		"prices.yaml":           {},
 	})
 	if err != nil {
 		t.Fatal(err)

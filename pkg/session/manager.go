@@ -46,6 +46,7 @@ type Request struct {
 	HostServices []netip.AddrPort         // opened to this session only
 	Secrets      map[string]config.Secret // additional secrets, by variable
 	Requests     []policy.RequestRules    // additional request rules, which only narrow
+	Budget       config.Budget            // additional limits; the lower ones count
 	Task         string                   // the task that will own the session; "" for a person's session
 	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
 }
@@ -125,6 +126,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		return Spec{}, nil, err
 	}
 	settings.Secrets = withSecrets(settings.Secrets, r.Secrets) // which may bring request rules
+	settings.Budget = settings.Budget.Within(r.Budget)
 	if _, err := m.Config.Policy(settings, config.Additions{Layer: r.Requests}, nil); err != nil {
 		return Spec{}, nil, err
 	}
@@ -140,7 +142,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	return Spec{
 		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
-		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests,
+		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests, Budget: r.Budget,
 		Restricted: r.Restricted,
 	}, append(notices, warnings...), nil
 }

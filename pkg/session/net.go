@@ -181,7 +181,11 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		return err
 	}
 	if s.Spec.Enforced {
-		if err := net.Sessions.Gateway(s).SetPolicy(ctx, p); err != nil {
+		g, err := net.gateway(s)
+		if err != nil {
+			return err
+		}
+		if err := g.SetPolicy(ctx, p); err != nil {
 			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
 		}
 	}
@@ -190,13 +194,15 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		return err
 	}
 	defer conn.Close()
-	if len(p.RequestHosts()) > 0 && s.Spec.Enforced {
+	if s.Spec.Enforced {
 		x, err := net.Sessions.Gateway(s).Interception(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.Guest(conn).Trust(ctx, x.Certificate); err != nil {
-			return err
+		if len(x.Certificate) > 0 {
+			if err := s.Guest(conn).Trust(ctx, x.Certificate); err != nil {
+				return err
+			}
 		}
 	}
 	_, err = s.Guest(conn).SetPolicy(ctx, p)

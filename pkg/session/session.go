@@ -93,6 +93,8 @@ type Spec struct {
 	Secrets map[string]config.Secret `json:"secrets,omitempty"`
 	// Request rules in addition to the settings', which they only narrow.
 	Requests []policy.RequestRules `json:"requests,omitempty"`
+	// Limits in addition to the settings'. The lower ones count.
+	Budget config.Budget `json:"budget,omitzero"`
 	// A client below admin asked: no dotfiles and no saved home.
 	Restricted bool `json:"restricted,omitempty"`
 }
@@ -101,6 +103,7 @@ type Spec struct {
 type Status struct {
 	WasReady  bool                  `json:"was_ready,omitempty"` // parts that are missing now existed once
 	Net       config.Additions      `json:"net,omitzero"`        // by `net allow`, `net deny` and --host-service
+	Budget    config.Budget         `json:"budget,omitzero"`     // by `budget`, instead of the settings' and the spec's
 	Project   *config.Project       `json:"project,omitempty"`   // the repository's own file, read at clone
 	Dir       string                `json:"dir,omitempty"`       // the checkout in the guest
 	Base      *repo.Base            `json:"base,omitempty"`      // what was cloned
@@ -229,6 +232,7 @@ type View struct {
 	Enforced        bool                 `json:"enforced"`
 	Ports           []PublishedPort      `json:"ports,omitempty"`
 	Attention       *Attention           `json:"attention,omitempty"` // while the VM runs
+	Usage           *lifecycle.Usage     `json:"usage,omitempty"`     // of models
 }
 
 // View returns s as --json shows it.
@@ -242,6 +246,7 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
+	v.Usage = lifecycle.UsageOf(s.Used)
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch
 	}

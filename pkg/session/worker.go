@@ -13,6 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -40,6 +41,8 @@ type Worker struct {
 	// phase changed. Both may be nil, and should return quickly.
 	Attention func(ctx context.Context, s Session)
 	Phase     func(ctx context.Context, s Session)
+	// Budget is called after a session used a part of its budget, or of today's. It may be nil.
+	Budget func(ctx context.Context, s Session, n gateway.BudgetNote)
 
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error

@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -229,21 +230,24 @@ type Metadata struct {
 	Restarts    int            `json:"restarts,omitempty"`
 	Rebuilds    int            `json:"rebuilds,omitempty"`
 	Progress    agent.Progress `json:"progress"`
-	Stdout      int64          `json:"stdout_bytes"`
-	Stderr      int64          `json:"stderr_bytes"`
-	Artifacts   []Artifact     `json:"artifacts"`
-	Skipped     []Skipped      `json:"skipped,omitempty"`
-	TraceID     string         `json:"trace_id,omitempty"`
+
+	Usage *lifecycle.Usage `json:"usage,omitempty"` // of models, as the gateway counted it
+
+	Stdout    int64      `json:"stdout_bytes"`
+	Stderr    int64      `json:"stderr_bytes"`
+	Artifacts []Artifact `json:"artifacts"`
+	Skipped   []Skipped  `json:"skipped,omitempty"`
+	TraceID   string     `json:"trace_id,omitempty"`
 }
 
 const metadataVersion = 1
 
-func (d Dir) writeMetadata(t Task, base string) error {
+func (d Dir) writeMetadata(t Task, base string, used *lifecycle.Usage) error {
 	md := Metadata{
 		Version: metadataVersion, ID: t.ID, Name: t.Name, Labels: t.Labels, Agent: t.Manifest.Agent, Outcome: t.Status.Outcome,
 		SubmittedAt: t.CreatedAt, StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended),
 		Attempts: t.Status.Attempt, Restarts: len(t.Status.Restarts), Rebuilds: t.Status.Rebuilds, Progress: t.Status.Progress,
-		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Status.Artifacts, Skipped: t.Status.Skipped, TraceID: t.Status.Trace,
+		Stdout: size(d.Stdout()), Stderr: size(d.Stderr()), Artifacts: t.Status.Artifacts, Skipped: t.Status.Skipped, TraceID: t.Status.Trace, Usage: used,
 	}
 	md.Repository.Repository, md.Repository.Base = t.Manifest.Repository, base
 	md.Repository.URL = t.repository()

@@ -27,6 +27,7 @@ func newManager(t *testing.T, slots, vms int) *Manager {
 			"network: {mode: allowlist, ports: [443]}\nprofiles: {small: {resources: {cpus: 1, memory: 512MiB, disk: 4GiB}}}\n", vms, slots)},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
+		"prices.yaml":           {},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +113,7 @@ func TestWhatCannotBeHoldsUpNobody(t *testing.T) {
 		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 100, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},
 		"network-allowlist.txt": {},
+		"prices.yaml":           {},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func TestMetadata(t *testing.T) {
 	w, task := running(t, `, "ended_at": "2026-01-01T00:00:03Z", "repository": "https://example.com/r",
 		"artifacts": [{"name": "files/x", "size": 3, "sha256": "ab"}], "skipped": [{"name": "y", "reason": "z"}],
 		"outcome": {"result": "failure", "reason": "r", "at": "2026-01-01T00:00:03Z"}`)
-	if err := w.Tasks.Dir(task.ID).writeMetadata(task, "cafe"); err != nil {
+	if err := w.Tasks.Dir(task.ID).writeMetadata(task, "cafe", nil); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(w.Tasks.Dir(task.ID).metadata())
@@ -32,7 +32,7 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("metadata = %s, want the task's repository, duration, attempts, artifacts and outcome", text)
 	}
 	task.Manifest.Repository.URL = "" // as for a task in an existing session
-	if err := w.Tasks.Dir(task.ID).writeMetadata(task, ""); err != nil {
+	if err := w.Tasks.Dir(task.ID).writeMetadata(task, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if text, err = os.ReadFile(w.Tasks.Dir(task.ID).metadata()); err != nil || !strings.Contains(string(text), `"url": "https://example.com/r"`) {

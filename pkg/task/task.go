@@ -241,6 +241,7 @@ type View struct {
 	RetryOf        string               `json:"retry_of,omitempty"`
 	Actor          string               `json:"actor,omitempty"`
 	TraceID        string               `json:"trace_id,omitempty"`
+	Usage          *lifecycle.Usage     `json:"usage,omitempty"` // of models, as the gateway counted it; only for one task
 }
 
 // ViewProgress is an agent.Progress without what only its parser needs.

@@ -273,7 +273,11 @@ func (w *Worker) finish(ctx context.Context, t *Task) error {
 	if err := d.sweep(); err != nil {
 		return err
 	}
-	if err := d.writeMetadata(*t, base); err != nil {
+	used, err := w.Tasks.Usage(ctx, t.ID)
+	if err != nil {
+		return err
+	}
+	if err := d.writeMetadata(*t, base, used); err != nil {
 		return err
 	}
 	if err := d.writeBundle(); err != nil {

@@ -160,6 +160,11 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"session":      one(openSessions(a)),
 		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
+		"by":           these("session", "repo", "task", "model", "day"),
+		"since":        these("1d", "7d", "30d"),
+		"money":        these("1 USD", "5 USD", "20 USD", "none\tno limit"),
+		"tokens":       these("500k", "2M", "10M", "none\tno limit"),
+		"task":         cobra.NoFileCompletions,
 	}
 }
 

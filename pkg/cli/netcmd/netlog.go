@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
@@ -196,7 +197,7 @@ func runNetDenied(ctx context.Context, a *app.App, o netOptions, what string) er
 	allowable := ""
 	for _, d := range denials {
 		rows = append(rows, []string{strconv.FormatInt(d.Count, 10), termtext.Line(d.Target()), termtext.Line(d.Reason), d.Process})
-		if allowable == "" && d.Name != "" {
+		if allowable == "" && d.Name != "" && !strings.Contains(d.Reason, "agent-sessionizer ") { // otherwise the reason has the command
 			allowable = d.Target()
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -51,6 +52,12 @@ func printEvent(a *app.App, ev store.Event, asJSON bool) error {
 			return err
 		}
 		a.Printf("%s  warning: %s\n", at, w.Message)
+	case gateway.BudgetEvent:
+		var n gateway.BudgetNote
+		if err := json.Unmarshal(ev.Data, &n); err != nil {
+			return err
+		}
+		a.Printf("%s  %s\n", at, budgetText(n))
 	default:
 		a.Printf("%s  %s %s\n", at, ev.Kind, ev.Data)
 	}

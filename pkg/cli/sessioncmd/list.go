@@ -49,7 +49,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		a.Con.Say("%s", "no sessions; create one with: agent-sessionizer open owner/repo")
 		return nil
 	}
-	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "NOTE"}, [][]string{}
+	header, rows := []string{"NAME", "STATE", "FOR", "REPO", "SIZE", "USED", "NOTE"}, [][]string{}
 	for _, s := range all {
 		note := s.Message()
 		if at := s.Attention; at != nil && note == "" {
@@ -67,7 +67,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		r := s.Resources
 		rows = append(rows, []string{
 			s.Name, string(s.State), console.Ago(s.StateChangedAt), s.DisplayName(),
-			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), note,
+			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), s.Usage.Money(), note,
 		})
 	}
 	a.Con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOf(session.Phase(cell)) }})

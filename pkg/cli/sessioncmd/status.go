@@ -14,7 +14,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/notify"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -29,6 +32,8 @@ type summary struct {
 	Working int      `json:"working"`
 	Ready   int      `json:"ready"`   // all other running sessions
 	Waiting []string `json:"waiting"` // sessions with blocked agents, the longest waiting first
+
+	Today *lifecycle.Usage `json:"today,omitempty"` // of all sessions and tasks; not in the pushed status
 }
 
 func summarise(all []session.View) summary {
@@ -97,6 +102,9 @@ func (sum summary) text(style func(color, text string) string) string {
 	add(sum.Done, "green", "done")
 	add(sum.Working, "", "working")
 	add(sum.Ready, "", "ready")
+	if sum.Today != nil {
+		parts = append(parts, style("", sum.Today.Money()+" today"))
+	}
 	return strings.Join(parts, " · ")
 }
 
@@ -147,7 +155,12 @@ func runStatus(ctx context.Context, a *app.App, o statusOptions) error {
 	if err != nil {
 		return err
 	}
+	today, err := ops.GetUsage.On(ctx, h, ops.UsageRequest{By: "day", Since: ops.Midnight()})
+	if err != nil {
+		return err
+	}
 	sum := summarise(all)
+	sum.Today = today.Total
 	if o.json {
 		return a.Con.JSON(sum)
 	}
@@ -219,14 +232,49 @@ func Notify(ctx context.Context, m *session.Manager, s session.Session) {
 	default:
 		return
 	}
-	if set.Desktop == config.DesktopOff || set.Desktop == config.DesktopAuto && !notify.HasDesktop(os.Getenv) {
-		return
-	}
 	body := at.Agent + ": " + string(at.State)
 	if at.On != "" {
 		body += ": " + at.On
 	}
-	if err := notify.Desktop(ctx, s.DisplayName(), body); err != nil {
+	notifyDesktop(ctx, set, s.DisplayName(), body)
+}
+
+// NotifyBudget informs the user how much of a budget is used.
+func NotifyBudget(ctx context.Context, m *session.Manager, s session.Session, n gateway.BudgetNote) {
+	set := m.Config.Attention
+	text := budgetText(n)
+	if set.Command != "" {
+		err := notify.Command(ctx, set.Command, map[string]string{
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.DisplayName(), "AGENT_STATE": "budget", "AGENT_NAME": "", "AGENT_ON": text,
+		})
+		if err != nil {
+			slog.WarnContext(ctx, "attention.command failed", "error", err)
+		}
+	}
+	notifyDesktop(ctx, set, s.DisplayName(), text)
+}
+
+// budgetText returns a note as people read it.
+func budgetText(n gateway.BudgetNote) string {
+	used, of := measure.USD(n.Used.Cost).String(), measure.USD(n.Budget.Session).String()
+	whose := "the session's budget"
+	switch n.Limit {
+	case gateway.LimitDay:
+		of, whose = measure.USD(n.Budget.Day).String(), "today's budget"
+	case gateway.LimitTokens:
+		used, of = lifecycle.Tokens(n.Used.Tokens), lifecycle.Tokens(n.Budget.Tokens)+" tokens"
+	}
+	if n.Percent >= 100 {
+		return fmt.Sprintf("%s of %s is used up (%s)", whose, of, used)
+	}
+	return fmt.Sprintf("%d %% of %s of %s is used (%s)", n.Percent, whose, of, used)
+}
+
+func notifyDesktop(ctx context.Context, set config.Attention, title, body string) {
+	if set.Desktop == config.DesktopOff || set.Desktop == config.DesktopAuto && !notify.HasDesktop(os.Getenv) {
+		return
+	}
+	if err := notify.Desktop(ctx, title, body); err != nil {
 		slog.WarnContext(ctx, "failed to notify desktop", "error", err)
 	}
 }

@@ -228,6 +228,7 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 	if p := v.Progress; p != nil {
 		line("progress", "%d tools, %d turns, %d tokens in, %d out, $%.4f  %s", p.ToolCalls, p.Turns, p.InputTokens, p.OutputTokens, p.CostUSD, p.CurrentTool)
 	}
+	line("used", "%s", v.Usage)
 	if o := v.Outcome; o != nil {
 		line("outcome", "%s  %s", o.Result, o.Reason)
 		if o.ExitCode != nil {

@@ -1,0 +1,48 @@
+package session
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// Budget returns what the session may use of models. Unlike in the settings, no field is inherited.
+func (net Net) Budget(s Session) (config.Budget, error) {
+	set, err := net.settings(s)
+	b, own := set.Budget.Within(s.Spec.Budget), s.Status.Budget
+	b.Session, b.Tokens = max(cmp.Or(own.Session, b.Session), 0), max(cmp.Or(own.Tokens, b.Tokens), 0)
+	b.Day = max(b.Day, 0)
+	return b, err
+}
+
+// SetBudget replaces limits of one session. If the session runs, it takes effect immediately.
+// Zero fields stay as they are; config.Unlimited removes a limit.
+func (net Net) SetBudget(ctx context.Context, s Session, b config.Budget) (Session, error) {
+	if !s.Spec.Enforced {
+		return s, fail.New(fail.Usage, "the network of session %s does not end in a gateway, which a budget needs", s.Name)
+	}
+	s, err := net.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Budget = b.Over(f.Budget) })
+	if err != nil || s.Phase != Ready {
+		return s, err
+	}
+	return s, net.ApplyPolicy(ctx, s)
+}
+
+// gateway returns the session's gateway, after writing what the gateway counts. SetPolicy and Start
+// apply that.
+func (net Net) gateway(s Session) (gateway.Process, error) {
+	g := net.Sessions.Gateway(s)
+	b, err := net.Budget(s)
+	if err != nil {
+		return g, err
+	}
+	c := net.Sessions.Config
+	return g, g.WriteMetering(gateway.Metering{
+		Store: c.Paths.Store(), Session: s.ID, RepoKey: s.RepoKey, Task: s.Task, Prices: c.Prices,
+		Budget: gateway.Budget{Session: int64(b.Session), Day: int64(b.Day), Tokens: int64(b.Tokens)},
+	})
+}
