@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -41,7 +42,7 @@ func TestClients(t *testing.T) {
 	b.Write(".config/agent-sessionizer/config.yaml", `
 secrets:
   GITHUB_TOKEN: "cmd:printf `+token+`"
-  OTHER: {from: "cmd:printf other", to: [bound.example]}
+  OTHER: {from: "cmd:printf `+otherToken+`", to: [bound.example]}
 `)
 	project := b.Repo("project")
 	if r := b.RunIn(project, "git", "remote", "add", "origin", "https://github.com/"+repository); r.Code != 0 {
@@ -87,6 +88,7 @@ secrets:
 	t.Run("apt", func(t *testing.T) { installWithApt(t, b, proxy, name) })
 	t.Run("npm", func(t *testing.T) { installWithNPM(t, b, proxy, name) })
 	t.Run("docker", func(t *testing.T) { runDocker(t, b, name) })
+	t.Run("a secret", func(t *testing.T) { sendSecret(t, b, forge, name) })
 	t.Run("GitHub's rules", func(t *testing.T) { useGitHub(t, b, forge, name) })
 }
 
@@ -113,15 +115,16 @@ func requestOverHTTP2(t *testing.T, b *box, session string) {
 	}
 }
 
-// protocols are how the forge is asked by a client that speaks HTTP/1.1: in the clear, through the
-// gateway, which reads the requests because a secret is bound to the name, and end to end.
-var protocols = map[string]string{"http://bound.example": "HTTP/1.1", "https://bound.example": "HTTP/2.0", "https://six.example": "HTTP/1.1"}
+
+// bases are a server in the clear, through the gateway, which reads the requests because a secret is
+// bound to the name, and end to end.
+var bases = []string{"http://bound.example", "https://bound.example", "https://six.example"}
 
 // reuseConnection requests three times over one HTTP/1.1 connection.
 func reuseConnection(t *testing.T, b *box, session string) {
-	for base, proto := range protocols {
+	for _, base := range bases {
 		got := b.MustIn(session, strings.ReplaceAll("curl -sS --http1.1 -m 120 -w '%{num_connects}\\n' URL URL URL", "URL", base+"/hello"))
-		from := regexp.MustCompile(regexp.QuoteMeta(proto)+` from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
+		from := regexp.MustCompile(regexp.QuoteMeta("HTTP/1.1")+` from (\S+)\n([01])`).FindAllStringSubmatch(got, -1)
 		if len(from) != 3 || from[0][1] != from[2][1] || from[0][2]+from[1][2]+from[2][2] != "100" {
 			t.Errorf("%s: three requests on one connection = %q, want one source, connects 1, 0, 0", base, got)
 		}
@@ -139,7 +142,7 @@ func exchangeMessages(t *testing.T, b *box, session string) {
 
 // readEventStream reads server-sent events, with and without TLS.
 func readEventStream(t *testing.T, b *box, session string) {
-	for base := range protocols {
+	for _, base := range bases {
 		if got := node(b, session, "events.mjs", base, random()); got != "0 1 2 3 4 5 end" {
 			t.Errorf("%s: events.mjs = %q, want \"0 1 2 3 4 5 end\"", base, got)
 		}
@@ -148,15 +151,11 @@ func readEventStream(t *testing.T, b *box, session string) {
 
 // uploadChunked sends a body of unknown length.
 func uploadChunked(t *testing.T, b *box, session string) {
-	for base, proto := range protocols {
-		coding := "[chunked]"
-		if proto == "HTTP/2.0" {
-			coding = "[]"
-		}
+	for _, base := range bases {
 		got := b.MustIn(session, "seq 200000 >/tmp/numbers; curl -sS --http1.1 -m 120 -T - "+base+"/upload </tmp/numbers; wc -c </tmp/numbers; sha256sum </tmp/numbers")
 		f := strings.Fields(got)
-		if len(f) != 8 || f[0] != proto || f[2] != coding || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
-			t.Errorf("%s: chunked upload = %q, want %s, %s, the size and digest that were sent", base, got, proto, coding)
+		if len(f) != 8 || f[0] != "HTTP/1.1" || f[2] != "[chunked]" || f[3] != "<nil>" || f[1] != f[5] || f[4] != f[6] {
+			t.Errorf("%s: chunked upload = %q, want HTTP/1.1, [chunked], the size and digest that were sent", base, got)
 		}
 	}
 }
@@ -228,7 +227,7 @@ func installWithApt(t *testing.T, b *box, proxy *proxy, session string) {
 	// A package without triggers: an initramfs takes an emulated guest minutes.
 	b.MustIn(session, `set -e; if command -v bash-static; then exit 1; fi
 			get="sudo apt-get -qq -o Acquire::https::CaInfo=/tmp/clients/host.crt -o APT::Update::Error-Mode=any"
-			$get update; $get install -y bash-static gh; bash-static -c true`)
+			$get update; $get install -y bash-static gh python3-requests python3-httpx; bash-static -c true`)
 }
 
 // installWithNPM installs a package from the real registry.
@@ -258,6 +257,48 @@ func runDocker(t *testing.T, b *box, session string) {
 	}
 	if after := hitCount("dns evil.example.") + hitCount(foreignAddr+":80"); after != before {
 		t.Errorf("requests of a container for denied names = %d, want %d as before", after, before)
+	}
+}
+
+// otherToken is the value of the secret OTHER, which is bound to bound.example.
+const otherToken = "other-0123456789-abcdefghij"
+
+// sendSecret sends the placeholder of a secret with the programs that people use.
+func sendSecret(t *testing.T, b *box, f *forge, session string) {
+	real := func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer "+otherToken }
+	f.http.HandleFunc("/secret", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "real: %t", real(r)) })
+	f.http.HandleFunc("/npm/", func(w http.ResponseWriter, r *http.Request) {
+		if !real(r) {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, `{"name":"private","dist-tags":{"latest":"1.2.3"},"versions":{"1.2.3":{"name":"private","version":"1.2.3","dist":{"tarball":"https://bound.example/npm/private.tgz"}}}}`)
+	})
+	program := filepath.Join(b.Home, "goclient")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/goclient")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build = %v\n%s", err, out)
+	}
+	b.Asz("cp", "goclient", session+":/tmp/goclient")
+	const at = "https://bound.example/secret"
+	python := func(library string) string {
+		return `python3 -c 'import os, ` + library + `; print(` + library + `.get("` + at + `", headers={"Authorization": "Bearer " + os.environ["OTHER"]}, timeout=120).text)'`
+	}
+	for client, c := range map[string]struct{ command, want string }{
+		"curl over HTTP/1.1": {`curl -sS -m 120 --http1.1 -H "Authorization: Bearer $OTHER" ` + at, "real: true"},
+		"curl over HTTP/2":   {`curl -sS -m 120 --http2 -H "Authorization: Bearer $OTHER" ` + at, "real: true"},
+		"fetch of Node":      {`node -e 'fetch("` + at + `", {headers: {Authorization: "Bearer " + process.env.OTHER}}).then(r => r.text()).then(console.log)'`, "real: true"},
+		"Python's requests":  {python("requests"), "real: true"},
+		"Python's httpx":     {python("httpx"), "real: true"},
+		"Go over HTTP/2":     {"/tmp/goclient " + at, "real: true"},
+		"Go over HTTP/1.1":   {"/tmp/goclient -1 " + at, "real: true"},
+		"npm":                {`cd /tmp && npm view private version --registry=https://bound.example/npm/ "--//bound.example/npm/:_authToken=$OTHER"`, "1.2.3"},
+		"another host":       {`curl -sSk -m 120 -H "Authorization: Bearer $OTHER" https://six.example/secret`, "real: false"},
+	} {
+		if r := b.In(session, c.command); strings.TrimSpace(r.Stdout) != c.want {
+			t.Errorf("%s = %s, want %q", client, r.All(), c.want)
+		}
 	}
 }
 
