@@ -91,7 +91,7 @@ mutate: guest ## mutants that the unit tests of PKG do not detect; N=40 mutants 
 	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))
 
 # The ratios matter; a missed target is not a failure. BENCH=lifecycle, picker, tasks,
-# network or dns runs one part. Results of fewer than five BENCH_RUNS are not written.
+# network, intercept or dns runs one part. Results of fewer than five BENCH_RUNS are not written.
 bench: setup guest ## sessions and their network compared with alternatives, into docs/benchmarks.* (up to an hour on 2 cores)
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .

@@ -19,12 +19,16 @@ const (
 	resolverAddr = "203.0.113.53"
 )
 
+// world is the network namespace of the servers.
+var world *realvm.Namespace
+
 // newWorld starts the servers behind a cable.
 func newWorld() error {
 	far, err := realvm.NewNamespace()
 	if err != nil {
 		return err
 	}
+	world = far
 	if err := realvm.Resolver(resolverAddr); err != nil {
 		return err
 	}

@@ -31,21 +31,23 @@ const (
 	partPicker    = "picker"
 	partTasks     = "tasks"
 	partNetwork   = "network"
+	partIntercept = "intercept"
 	partDNS       = "dns"
 
-	titleReady   = "A session: time until it is ready"
-	titleSteps   = "A session: where the time goes, in seconds"
-	titleCommand = "A session: commands and memory"
-	titleList    = "The list of sessions"
-	titlePicker  = "The picker and the switch"
-	titleServe   = "Tasks: submitted to serve, and followed"
-	titleTasks   = "Tasks: a thousand at once"
-	titleStack   = "The network without QEMU: a user-space guest on the link"
-	titleVM      = "The network with QEMU: from a Debian guest"
-	titleDNS     = "The guest's DNS proxy, with 10,000 names on the list"
+	titleReady     = "A session: time until it is ready"
+	titleSteps     = "A session: where the time goes, in seconds"
+	titleCommand   = "A session: commands and memory"
+	titleList      = "The list of sessions"
+	titlePicker    = "The picker and the switch"
+	titleServe     = "Tasks: submitted to serve, and followed"
+	titleTasks     = "Tasks: a thousand at once"
+	titleStack     = "The network without QEMU: a user-space guest on the link"
+	titleVM        = "The network with QEMU: from a Debian guest"
+	titleIntercept = "Requests that the gateway reads, compared with connections that it passes on"
+	titleDNS       = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleStack, titleVM, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleStack, titleVM, titleIntercept, titleDNS}
 
 // runs returns how many turns each contender has.
 func runs() int {
