@@ -19,7 +19,8 @@ Linux)
   *) say "unsupported architecture $arch"; exit 5 ;;
   esac
   want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs sfdisk:fdisk mcopy:mtools zstd:zstd tmux:tmux git:git ssh:openssh-client
-    ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc"
+    ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc
+    dbus-daemon:dbus-daemon gnome-keyring-daemon:gnome-keyring"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

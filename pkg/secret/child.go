@@ -140,25 +140,31 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 }
 
 // childEnv returns the child's environment: search paths and locations, settings
-// for 1Password, and the variables that are secrets themselves. With a cmd: source,
-// which is the user's own command, it returns the user's whole environment.
+// for 1Password, those of the other sources that are used, and the variables that are
+// secrets themselves. With a cmd: source, which is the user's own command, it returns the
+// user's whole environment.
 func childEnv(environ []string, refs []Ref) []string {
 	wanted := []string{
 		"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS",
 		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
 	}
+	prefixes := []string{"OP_", "XDG_", "LC_"}
 	for _, r := range refs {
 		switch r.Kind() {
 		case Cmd:
 			return append(slices.Clone(environ), "GOTRACEBACK=none")
 		case Env:
 			wanted = append(wanted, r.rest())
+		case Vault:
+			prefixes = append(prefixes, "VAULT_")
+		case Age:
+			wanted = append(wanted, ageIdentityVariables...)
 		}
 	}
 	var env []string
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
-		if slices.Contains(wanted, name) || strings.HasPrefix(name, "OP_") || strings.HasPrefix(name, "XDG_") || strings.HasPrefix(name, "LC_") {
+		if slices.Contains(wanted, name) || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			env = append(env, kv)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	vault "github.com/hashicorp/vault/api"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
@@ -31,12 +33,15 @@ const (
 	Env         Kind = "env"
 	File        Kind = "file"
 	Cmd         Kind = "cmd"
+	Vault       Kind = "vault"
+	Keychain    Kind = "keychain"
+	Age         Kind = "age"
 )
 
 // Ref names a secret and its source; it contains no secret itself.
 type Ref struct {
 	Name   string `json:"name"`   // the environment variable in the guest
-	Source string `json:"source"` // op://vault/item[/section]/field, env:NAME, file:/path, cmd:shell command
+	Source string `json:"source"` // one of sourceHint
 }
 
 // Kind returns the source's kind, or "" if the Ref did not come from ParseRef.
@@ -46,7 +51,7 @@ func (r Ref) Kind() Kind {
 	}
 	word, _, _ := strings.Cut(r.Source, ":")
 	switch k := Kind(word); k {
-	case Env, File, Cmd:
+	case Env, File, Cmd, Vault, Keychain, Age:
 		return k
 	}
 	return ""
@@ -99,23 +104,31 @@ func ParseRef(name, source string) (Ref, error) {
 		if !envRE.MatchString(r.rest()) {
 			return bad("env:NAME", "env: must be followed by the name of an environment variable")
 		}
-	case File:
+	case File, Age:
 		path, err := filePath(r)
 		if err != nil {
-			return bad("file:~/path or file:/path", "%v", err)
+			return bad(fmt.Sprintf("%[1]s:~/path or %[1]s:/path", r.Kind()), "%v", err)
 		}
-		r.Source = "file:" + path
+		r.Source = string(r.Kind()) + ":" + path
 	case Cmd:
 		if strings.TrimSpace(r.rest()) == "" {
 			return bad("cmd:gh auth token", "cmd: must be followed by a shell command")
 		}
+	case Vault:
+		if why := badVault(r); why != "" {
+			return bad("vault:path:key", "%s", why)
+		}
+	case Keychain:
+		if service, account := r.keychain(); service == "" || account == "" {
+			return bad("keychain:service/account", "keychain: must be followed by a service, a slash and an account")
+		}
 	default:
-		return bad(sourceHint, "the source must start with op://, env:, file: or cmd:")
+		return bad(sourceHint, "the source must start with op://, env:, file:, cmd:, vault:, keychain: or age:")
 	}
 	return r, nil
 }
 
-const sourceHint = "op://vault/item/field, env:NAME, file:/path or cmd:command"
+const sourceHint = "op://vault/item/field, env:NAME, file:/path, cmd:command, vault:path:key, keychain:service/account or age:/path"
 
 // badOnePassword returns what is wrong with an op:// reference, or "". It exists
 // because 1Password's own validation costs 150 MB and more than a second.
@@ -136,9 +149,20 @@ func badOnePassword(source string) string {
 	return ""
 }
 
-// filePath returns the absolute path of a file: source.
+// filePath returns the absolute path of a file: or age: source.
 func filePath(r Ref) (string, error) {
-	path := r.rest()
+	path, err := expandHome(r.rest())
+	if err != nil {
+		return "", err
+	}
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("%s: must be followed by an absolute path, or by one that starts with ~/", r.Kind())
+	}
+	return filepath.Clean(path), nil
+}
+
+// expandHome replaces a ~ at the start of a path.
+func expandHome(path string) (string, error) {
 	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -146,15 +170,12 @@ func filePath(r Ref) (string, error) {
 		}
 		path = home + rest
 	}
-	if !filepath.IsAbs(path) {
-		return "", errors.New("file: must be followed by an absolute path, or by one that starts with ~/")
-	}
-	return filepath.Clean(path), nil
+	return path, nil
 }
 
 // Check validates a whole set cheaply, when a session is accepted. It checks syntax,
-// duplicates and number, and for env and file sources also their existence. It runs
-// nothing and reads no content.
+// duplicates and number, and whether what a source needs exists: variables, files and
+// settings. It runs nothing and reads no content.
 func Check(refs []Ref) []error {
 	var errs []error
 	if len(refs) > MaxSecrets {
@@ -189,12 +210,17 @@ func present(r Ref) error {
 		if err != nil {
 			return problem(r, "%v", err)
 		}
-		return fileProblem(r, path)
+		return fileProblem(r, path, MaxBytes)
+	case Vault:
+		_, _, err := vaultSettings(r)
+		return err
+	case Age:
+		return checkAge(r)
 	}
 	return nil
 }
 
-func fileProblem(r Ref, path string) error {
+func fileProblem(r Ref, path string, most int64) error {
 	fi, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -205,8 +231,8 @@ func fileProblem(r Ref, path string) error {
 		return problem(r, "%s is not a regular file", path)
 	case fi.Size() == 0:
 		return problem(r, "%s is empty", path)
-	case fi.Size() > MaxBytes:
-		return problem(r, "%s is larger than the limit of %d KiB", path, MaxBytes>>10)
+	case fi.Size() > most:
+		return problem(r, "%s is larger than the limit of %d KiB", path, most>>10)
 	}
 	return nil
 }
@@ -216,11 +242,8 @@ func fileProblem(r Ref, path string) error {
 func Warnings(refs []Ref) []string {
 	var out []string
 	for _, r := range refs {
-		if r.Kind() != File {
-			continue
-		}
-		path, err := filePath(r)
-		if err != nil {
+		path := exposed(r)
+		if path == "" {
 			continue
 		}
 		if fi, err := os.Stat(path); err == nil && fi.Mode().Perm()&0o077 != 0 {
@@ -228,6 +251,27 @@ func Warnings(refs []Ref) []string {
 		}
 	}
 	return out
+}
+
+// exposed returns the file that only the user must be able to access, or "".
+func exposed(r Ref) string {
+	var path string
+	var err error
+	switch r.Kind() {
+	case File:
+		path, err = filePath(r)
+	case Age: // the file itself is encrypted
+		path, err = ageIdentityFile()
+	case Vault:
+		if os.Getenv(vault.EnvVaultToken) != "" {
+			return ""
+		}
+		path, err = expandHome(vaultTokenFile)
+	}
+	if err != nil {
+		return ""
+	}
+	return path
 }
 
 // problem returns an error about one secret; it names the secret and its kind.
@@ -240,3 +284,13 @@ func unset(r Ref) error {
 }
 
 func isControl(c rune) bool { return c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xa0) }
+
+var plainWordRE = regexp.MustCompile(`^[A-Za-z0-9_./@:+-]+$`)
+
+// shellWord returns s as one word of a shell command in a hint.
+func shellWord(s string) string {
+	if plainWordRE.MatchString(s) {
+		return s
+	}
+	return "'" + singleQuoted(s) + "'"
+}

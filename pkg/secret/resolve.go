@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	commandTimeout = 30 * time.Second // one cmd: source, or one call of op
-	parallel       = 4                // concurrent commands
+	commandTimeout = 30 * time.Second // one cmd: source, one call of op, Vault or the keychain
+	parallel       = 4                // concurrent commands and requests
 )
 
 // Batch resolves op:// references through 1Password's SDK in one call. It returns a
@@ -35,7 +35,7 @@ type Batch func(ctx context.Context, token, account string, refs []string) (map[
 type Options struct {
 	OnePassword Batch         // nil: only the op command
 	Desktop     bool          // this build can use 1Password's desktop app
-	Timeout     time.Duration // of one command; 0 means 30 s
+	Timeout     time.Duration // of one command or request; 0 means 30 s
 }
 
 // Unresolved is the error of the secrets that could not be resolved, by name. Each of its
@@ -163,6 +163,12 @@ func resolveOne(ctx context.Context, r Ref, timeout time.Duration) (string, erro
 		return s, nil
 	case File:
 		return readFile(r)
+	case Vault:
+		return resolveVault(ctx, r, timeout)
+	case Keychain:
+		return resolveKeychain(ctx, r, timeout)
+	case Age:
+		return resolveAge(r)
 	default:
 		return runCommand(ctx, r, timeout)
 	}
@@ -173,20 +179,27 @@ func readFile(r Ref) (string, error) {
 	if err != nil {
 		return "", problem(r, "%v", err)
 	}
-	if err := fileProblem(r, path); err != nil {
-		return "", err
+	b, err := readRegular(r, path, MaxBytes)
+	return string(b), err
+}
+
+// readRegular reads a regular file of at most most bytes, and one byte more of a file that has
+// grown since the check.
+func readRegular(r Ref, path string, most int64) ([]byte, error) {
+	if err := fileProblem(r, path, most); err != nil {
+		return nil, err
 	}
 	// Non-blocking, so that a FIFO created since the check cannot block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", problem(r, "%v", err)
+		return nil, problem(r, "%v", err)
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, MaxBytes+1))
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return "", problem(r, "read %s: %v", path, err)
+		return nil, problem(r, "read %s: %v", path, err)
 	}
-	return string(b), nil
+	return b, nil
 }
 
 // runCommand runs a cmd: source. It discards the command's stderr, because a

@@ -97,7 +97,16 @@ func TestParseRef(t *testing.T) {
 		{"X", "file:~other/x", ""},
 		{"X", "cmd: ", ""},
 		{"X", "cmd:a\nb", ""},
-		{"X", "vault:x", ""},
+		{"X", "vault:work/a b:c", "vault:work/a b:c"},
+		{"X", "vault:" + sentinel, ""},
+		{"X", "vault:/a:" + sentinel, ""},
+		{"X", "keychain:https://example.org/me", "keychain:https://example.org/me"},
+		{"X", "keychain:SENTINEL", ""},
+		{"X", "keychain:/SENTINEL", ""},
+		{"X", "keychain:SENTINEL/", ""},
+		{"X", "age:~/a/../b.age", "age:/home/u/b.age"},
+		{"X", "age:" + sentinel, ""},
+		{"X", "pass:" + sentinel, ""},
 		{"X", "cmd:" + strings.Repeat("x", maxSource-len("cmd:")), "cmd:" + strings.Repeat("x", maxSource-len("cmd:"))},
 		{"X", "cmd:" + strings.Repeat("x", maxSource-len("cmd:")+1), ""},
 		{strings.Repeat("X", 128), "env:X", "env:X"},
@@ -128,7 +137,11 @@ func TestParseRefSays(t *testing.T) {
 		{"env:1", "env: must be followed by the name", "env:NAME"},
 		{"file:x", "file: must be followed by an absolute path", "file:~/path or file:/path"},
 		{"cmd:", "cmd: must be followed by a shell command", "cmd:gh auth token"},
-		{"x", "must start with op://, env:, file: or cmd:", sourceHint},
+		{"vault:a", "vault: must be followed by the path of a secret, a colon and a key", "vault:path:key"},
+		{"vault:a/../b:c", "the path of a vault: source must not", "vault:path:key"},
+		{"keychain:a", "keychain: must be followed by a service, a slash and an account", "keychain:service/account"},
+		{"age:x", "age: must be followed by an absolute path", "age:~/path or age:/path"},
+		{"x", "must start with op://, env:, file:, cmd:, vault:, keychain: or age:", sourceHint},
 		{"cmd:a\nb", "longer than 4096 bytes or contains control characters", sourceHint},
 	} {
 		if _, err := ParseRef("X", c.source); err == nil || !strings.HasPrefix(err.Error(), "secret X: ") || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(fail.HintOf(err), c.hint) {
@@ -296,15 +309,18 @@ func TestChildEnvironment(t *testing.T) {
 	needed := []string{
 		"PATH=1", "HOME=1", "USER=1", "LOGNAME=1", "TMPDIR=1", "LANG=1", "TZ=1", "DISPLAY=1", "WAYLAND_DISPLAY=1", "DBUS_SESSION_BUS_ADDRESS=1",
 		"HTTP_PROXY=1", "HTTPS_PROXY=1", "NO_PROXY=1", "http_proxy=1", "https_proxy=1", "no_proxy=1", "SSL_CERT_FILE=1", "SSL_CERT_DIR=1",
-		"OP_SESSION_a=1", "XDG_RUNTIME_DIR=1", "LC_ALL=1", "SRC=1",
+		"OP_SESSION_a=1", "XDG_RUNTIME_DIR=1", "LC_ALL=1",
 	}
-	all := append(slices.Clone(needed), "UNRELATED=1", "OPX=1", "=", "AWS_SECRET_ACCESS_KEY=1")
+	all := append(slices.Clone(needed), "UNRELATED=1", "OPX=1", "=", "AWS_SECRET_ACCESS_KEY=1", "SRC=1", "VAULT_ADDR=1", "VAULT_TOKEN=1", "AGE_IDENTITY=1", "SOPS_AGE_KEY_FILE=1")
 	for _, c := range []struct {
 		source string
 		want   []string
 	}{
-		{"env:SRC", needed},
-		{"op://v/i/f", needed[:len(needed)-1]},
+		{"env:SRC", append(slices.Clone(needed), "SRC=1")},
+		{"op://v/i/f", needed},
+		{"keychain:s/a", needed},
+		{"vault:p:k", append(slices.Clone(needed), "VAULT_ADDR=1", "VAULT_TOKEN=1")},
+		{"age:/p", append(slices.Clone(needed), "AGE_IDENTITY=1", "SOPS_AGE_KEY_FILE=1")},
 		{"cmd:true", all},
 	} {
 		want := append(slices.Clone(c.want), "GOTRACEBACK=none")
@@ -422,4 +438,31 @@ func write(t *testing.T, dir, name, content string, mode os.FileMode) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// A reference that is accepted stays the same when it is read again, and an error never quotes
+// the source.
+func FuzzParseRef(f *testing.F) {
+	for _, s := range []string{"op://v/i/f", "env:X", "file:/a", "cmd:x", "vault:a/b:c", "keychain:s/a", "age:/a/../b", "vault:::", "age:~"} {
+		f.Add(s)
+	}
+	f.Setenv("HOME", "/home/u")
+	f.Fuzz(func(t *testing.T, source string) {
+		r, err := ParseRef("X", source)
+		if err != nil {
+			if len(source) > 16 && strings.Contains(err.Error()+fail.HintOf(err), source) {
+				t.Errorf("ParseRef(%q) = %v, want an error without the source", source, err)
+			}
+			return
+		}
+		if again, err := ParseRef("X", r.Source); err != nil || again != r || r.Kind() == "" {
+			t.Errorf("ParseRef of %q = %+v, %v, want %+v", r.Source, again, err, r)
+		}
+		if path, key := r.vault(); r.Kind() == Vault && r.Source != "vault:"+path+":"+key {
+			t.Errorf("parts of %q = %q, %q", r.Source, path, key)
+		}
+		if service, account := r.keychain(); r.Kind() == Keychain && r.Source != "keychain:"+service+"/"+account {
+			t.Errorf("parts of %q = %q, %q", r.Source, service, account)
+		}
+	})
 }
