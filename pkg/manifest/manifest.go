@@ -144,8 +144,8 @@ func (v VM) Network() string {
 // Secret is one environment variable whose value comes from another source.
 type Secret struct {
 	Name   string `json:"name" required:"true" like:"secret name" doc:"The environment variable that the agent receives."`
-	Source string `json:"source" required:"true" enum:"env|file|op|cmd" else:"for vault and other sources, use cmd with a command that prints the value" doc:"Where the value comes from on the host: an environment variable, a file, 1Password, or the output of a command."`
-	Key    string `json:"key" required:"true" like:"key" doc:"Which value: the variable's name, the file's path, vault/item/field, or the command."`
+	Source string `json:"source" required:"true" enum:"env|file|op|cmd|vault|keychain|age" else:"for other sources, use cmd with a command that prints the value" doc:"Where the value comes from on the host: an environment variable, a file, 1Password, the output of a command, HashiCorp Vault, the keychain, or a file that age encrypted."`
+	Key    string `json:"key" required:"true" like:"key" doc:"Which value: the variable's name, the file's path, vault/item/field, the command, path:key, or service/account."`
 	// Where the value may go, as in the settings. Without any of these, the settings' bindings
 	// say it.
 	To    []string `json:"to,omitempty" max:"64" like:"host" doc:"The hosts to which the value may be sent. The agent has a placeholder."`
@@ -155,7 +155,7 @@ type Secret struct {
 }
 
 // Ref returns the secret's reference in the form that the configuration uses and
-// package secret reads: env:NAME, file:/path, op://vault/item/field or cmd:command.
+// package secret reads, such as env:NAME or op://vault/item/field.
 func (s Secret) Ref() string {
 	if s.Source == "op" {
 		return "op://" + strings.TrimPrefix(s.Key, "op://")

@@ -139,6 +139,9 @@ secrets:
   - {name: TOKEN, source: file, key: ~/.config/token}
   - {name: OTHER, source: op, key: op://Private/GitHub PAT/token}
   - {name: FOURTH, source: cmd, key: pass show x}
+  - {name: FIFTH, source: vault, key: "work/github:token"}
+  - {name: SIXTH, source: keychain, key: https://example.org/me}
+  - {name: SEVENTH, source: age, key: ~/token.age}
 lifecycle:
   timeout: 2d12h
   stage_timeout: 90s
@@ -176,6 +179,9 @@ func TestEverything(t *testing.T) {
 			{Name: "TOKEN", Source: "file", Key: "~/.config/token"},
 			{Name: "OTHER", Source: "op", Key: "op://Private/GitHub PAT/token"},
 			{Name: "FOURTH", Source: "cmd", Key: "pass show x"},
+			{Name: "FIFTH", Source: "vault", Key: "work/github:token"},
+			{Name: "SIXTH", Source: "keychain", Key: "https://example.org/me"},
+			{Name: "SEVENTH", Source: "age", Key: "~/token.age"},
 		},
 		Lifecycle: manifest.Lifecycle{
 			Timeout: measure.Duration(60 * time.Hour), StageTimeout: measure.Duration(90 * time.Second),
@@ -197,7 +203,7 @@ func TestEverything(t *testing.T) {
 	for _, s := range got.Secrets {
 		refs = append(refs, s.Ref())
 	}
-	if want := []string{"env:ANTHROPIC_API_KEY", "file:~/.config/token", "op://Private/GitHub PAT/token", "cmd:pass show x"}; !slices.Equal(refs, want) {
+	if want := []string{"env:ANTHROPIC_API_KEY", "file:~/.config/token", "op://Private/GitHub PAT/token", "cmd:pass show x", "vault:work/github:token", "keychain:https://example.org/me", "age:~/token.age"}; !slices.Equal(refs, want) {
 		t.Errorf("secret references = %q, want %q", refs, want)
 	}
 	if ref := (manifest.Secret{Source: "op", Key: "vault/item/field"}).Ref(); ref != "op://vault/item/field" {

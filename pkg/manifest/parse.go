@@ -153,10 +153,14 @@ func (d *decoder) secrets(t *Task) {
 		switch {
 		case s.Source == "env" && !variable.MatchString(s.Key):
 			d.Bad(key, at+"key", "must be the name of an environment variable")
-		case s.Source == "file" && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
+		case (s.Source == "file" || s.Source == "age") && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
 			d.Bad(key, at+"key", "must be a file path that begins with / or ~/")
 		case s.Source == "op" && strings.Count(strings.TrimPrefix(s.Key, "op://"), "/") < 2:
 			d.Bad(key, at+"key", "must be vault/item/field; copy the secret reference in 1Password")
+		case s.Source == "vault" && !strings.Contains(strings.Trim(s.Key, ":"), ":"):
+			d.Bad(key, at+"key", "must be path:key, the path of a secret in Vault and a key of it")
+		case s.Source == "keychain" && !strings.Contains(strings.Trim(s.Key, "/"), "/"):
+			d.Bad(key, at+"key", "must be service/account, of an entry of the keychain")
 		}
 	}
 }

@@ -128,7 +128,7 @@ func ageIdentities(r Ref, path string) ([]age.Identity, error) {
 	}
 	all, err := age.ParseIdentities(bytes.NewReader(b))
 	if err != nil {
-		return nil, problem(r, "the identity %s is not a file of age-keygen, or has a line that is no secret key", path).WithHint(hint)
+		return nil, problem(r, "the identity %s is not a file of age-keygen, or has a line that is not a secret key", path).WithHint(hint)
 	}
 	return all, nil
 }

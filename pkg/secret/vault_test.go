@@ -219,6 +219,7 @@ func testVault(t *testing.T, addr, token string) {
 	if err := client.Sys().Seal(); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("VAULT_MAX_RETRIES", "0")
 	vaultRefuses(t, Ref{"TOKEN", "vault:work/github:token"}, Options{Timeout: patient}, "Vault answered with 503: Vault is sealed", "vault status")
 }
 
@@ -261,7 +262,7 @@ func TestVaultSettings(t *testing.T) {
 	vaultRefuses(t, Ref{"TOKEN", "vault:a:b"}, Options{}, "the settings of Vault are invalid: ", "env | grep VAULT_")
 }
 
-// The client reads the settings of the vault command, and tells the server the namespace.
+// The client has the settings of the vault command, the namespace among them.
 func TestVaultTLSAndNamespace(t *testing.T) {
 	v := &standInVault{versions: map[string][]map[string]any{"secret/work": {{"token": "one"}}}}
 	server := httptest.NewTLSServer(v)

@@ -24,7 +24,8 @@ context is a name for such a host. For a single command, use --host or the varia
 
 ssh://[USER@]HOST logs in with your ssh and needs no other setup. https://HOST:PORT needs
 a token: run "serve token add NAME --scope admin" there. --token refers to it as settings
-refer to secrets: env:NAME, file:/PATH, cmd:COMMAND or op://VAULT/ITEM/FIELD.`,
+refer to secrets: env:NAME, file:/PATH, cmd:COMMAND, op://VAULT/ITEM/FIELD,
+vault:PATH:KEY, keychain:SERVICE/ACCOUNT or age:/PATH.`,
 		Example: `  agent-sessionizer context add box ssh://me@box.example.org && agent-sessionizer context use box
   agent-sessionizer context use local
   agent-sessionizer --host ssh://me@box.example.org list`,
