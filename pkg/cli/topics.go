@@ -61,7 +61,7 @@ var otherVariables = []entry{
 	{"NO_COLOR, CLICOLOR, CLICOLOR_FORCE, FORCE_COLOR", "colours: NO_COLOR and CLICOLOR=0 turn them off, the others turn them on without a terminal"},
 	{"VISUAL, EDITOR", "the editor of config edit"},
 	{"OP_SERVICE_ACCOUNT_TOKEN, OP_ACCOUNT", "1Password, for secrets op://…"},
-	{"VAULT_ADDR, VAULT_TOKEN, VAULT_NAMESPACE, VAULT_…", "HashiCorp Vault, for secrets vault:…, as for the vault command"},
+	{"VAULT_ADDR, VAULT_TOKEN, VAULT_NAMESPACE, VAULT_CACERT", "HashiCorp Vault, for secrets vault:…; all variables of the vault command apply"},
 	{"VAULT_MOUNT", "mount of Vault's KV engine (default secret)"},
 	{"AGE_IDENTITY, SOPS_AGE_KEY_FILE", "file of age identities, for secrets age:… (default ~/.config/age/keys.txt)"},
 	{"TMUX, TMUX_TMPDIR", "the local tmux, as for tmux itself"},

@@ -64,9 +64,11 @@ func (s *standInVault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(403, "permission denied")
 	case r.Header.Get("X-Vault-Token") != standInToken:
 		refuse(403, "2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n")
+	case r.Header.Get("X-Vault-Wrap-Ttl") != "":
+		answer(200, map[string]any{"data": nil, "wrap_info": map[string]any{"token": "hvs.SENTINELwrapped", "ttl": 60}})
 	case path == "sys/seal":
 		s.sealed = true
-		w.WriteHeader(204)
+		w.WriteHeader(http.StatusNoContent)
 	case !isData:
 		refuse(404, fmt.Sprintf("no handler for route %q. route entry not found.", path))
 	case r.Method == http.MethodPut || r.Method == http.MethodPost:
@@ -83,7 +85,7 @@ func (s *standInVault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodDelete:
 		all := s.versions[at]
 		all[len(all)-1] = nil
-		w.WriteHeader(204)
+		w.WriteHeader(http.StatusNoContent)
 	case len(s.versions[at]) == 0:
 		refuse(404)
 	default:
@@ -299,15 +301,15 @@ func TestVaultServerMisbehaves(t *testing.T) {
 		requests int
 	}{
 		"fails": {func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = io.WriteString(w, `{"errors":["internal \u001b[31merror"]}`)
 		}, "Vault answered with 500: internal", 3},
 		"echoes the token": {func(w http.ResponseWriter, r *http.Request) {
-			w.WriteHeader(400)
+			w.WriteHeader(http.StatusBadRequest)
 			_, _ = io.WriteString(w, `{"errors":["bad token `+r.Header.Get("X-Vault-Token")+`"]}`)
 		}, "Vault answered with 400: bad token [redacted]", 1},
 		"is a web page": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "Vault: ", 1},
-		"is no page":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, "does not exist", 1},
+		"is no page":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "does not exist", 1},
 		"has version 1": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"data":{"token":"SENTINEL"}}`)
 		}, "missing expected 'data' element", 1},
@@ -321,7 +323,7 @@ func TestVaultServerMisbehaves(t *testing.T) {
 			}
 		}, "Vault's answer is larger than the limit of 4 MiB", 1},
 		"fails at length": {func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(400)
+			w.WriteHeader(http.StatusBadRequest)
 			for err := error(nil); err == nil; {
 				_, err = io.WriteString(w, strings.Repeat("x", 1<<16))
 			}
@@ -334,7 +336,7 @@ func TestVaultServerMisbehaves(t *testing.T) {
 		}, tooLong, 1},
 		"says later": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "3600")
-			w.WriteHeader(429)
+			w.WriteHeader(http.StatusTooManyRequests)
 		}, tooLong, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
