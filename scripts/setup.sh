@@ -9,7 +9,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 case "$(uname -s)" in
 Linux)
   command -v apt-get >/dev/null || {
-    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables"
+    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables, dbus, gnome-keyring"
     exit 5
   }
   arch=$(dpkg --print-architecture)
@@ -20,7 +20,7 @@ Linux)
   esac
   want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs sfdisk:fdisk mcopy:mtools zstd:zstd tmux:tmux git:git ssh:openssh-client
     ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc
-    dbus-daemon:dbus-daemon gnome-keyring-daemon:gnome-keyring"
+    dbus-daemon:dbus gnome-keyring-daemon:gnome-keyring"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -115,7 +115,6 @@ func requestOverHTTP2(t *testing.T, b *box, session string) {
 	}
 }
 
-
 // bases are a server in the clear, through the gateway, which reads the requests because a secret is
 // bound to the name, and end to end.
 var bases = []string{"http://bound.example", "https://bound.example", "https://six.example"}
