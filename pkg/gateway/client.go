@@ -173,7 +173,7 @@ func (p Process) WriteMetering(m Metering) error {
 func (p Process) SetSecrets(ctx context.Context, secrets []Secret) (Interception, error) {
 	in := secretsRequest{Secrets: []secretRequest{}}
 	for _, s := range secrets {
-		in.Secrets = append(in.Secrets, secretRequest{s.Name, s.Like, s.Value.Reveal(), s.Hosts, s.Body, s.Problem})
+		in.Secrets = append(in.Secrets, secretRequest{s.Name, s.Like, s.Value.Reveal(), s.Hosts, s.Body, s.Problem, s.Login})
 	}
 	body, err := json.Marshal(in)
 	if err != nil {

@@ -98,6 +98,7 @@ type Gateway struct {
 	interceptMu sync.Mutex // held while intercepted changes
 	intercepted atomic.Pointer[interception]
 	metering    atomic.Pointer[metering]
+	loginMu     sync.Mutex     // held while a login is read
 	roots       *x509.CertPool // of the servers of intercepted connections; nil for the host's own
 
 	ctx    context.Context // ends with Close

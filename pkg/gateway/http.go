@@ -120,6 +120,9 @@ func newWeb(g *Gateway) *web {
 			if u != nil {
 				u.read(response)
 			}
+			if response.StatusCode == http.StatusUnauthorized && w.g.intercepted.Load().find(connOf(r).name) == e {
+				w.g.loginRefused(connOf(r).name)
+			}
 			return response, nil
 		}),
 		FlushInterval: flushTime, // streams are passed on at once
@@ -311,11 +314,22 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if wc.intercepted {
+		if c.g.answerRefresh(rw, r, c.name) {
+			return
+		}
+		c.g.freshen(r.Context(), c.name)
+	}
 	if e := c.g.intercepted.Load().find(c.name); e != nil && wc.intercepted {
 		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, e))
 		if err := e.Request(r); err != nil {
 			status := http.StatusForbidden
-			if _, missing := errors.AsType[*intercept.MissingError](err); missing {
+			if missing, ok := errors.AsType[*intercept.MissingError](err); ok {
+				if no := c.g.loginRefusal(c.name, missing); no != nil {
+					c.denyRequest(r, decision{Reason: err.Error()})
+					no.write(rw)
+					return
+				}
 				status = http.StatusBadGateway
 			}
 			refuse(status, decision{Reason: err.Error()})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/login"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
@@ -39,6 +40,10 @@ type Secret struct {
 	Hosts   []string // canonical names, or *.ZONE
 	Body    bool     // whether the placeholder is also replaced in bodies
 	Problem string   // why there is no value; "" if there is one
+	// The login whose access token is the value; the gateway reads it when a request needs it.
+	Login *login.Login
+
+	token loginToken
 }
 
 // Interception is what the guest needs for the gateway's secrets.
@@ -60,6 +65,8 @@ type (
 		Hosts   []string `json:"hosts"`
 		Body    bool     `json:"body,omitempty"`
 		Problem string   `json:"problem,omitempty"`
+
+		Login *login.Login `json:"login,omitempty"`
 	}
 )
 
@@ -68,7 +75,7 @@ const maxSecretsBody = secret.MaxSecrets * (2*secret.MaxBytes + 64<<10)
 
 func (r secretsRequest) secrets() (all []Secret) {
 	for _, s := range r.Secrets {
-		all = append(all, Secret{s.Name, s.Like, secret.NewValue(s.Value), s.Hosts, s.Body, s.Problem})
+		all = append(all, Secret{Name: s.Name, Like: s.Like, Value: secret.NewValue(s.Value), Hosts: s.Hosts, Body: s.Body, Problem: s.Problem, Login: s.Login})
 	}
 	return all
 }
@@ -155,6 +162,9 @@ func (x *interception) next(secrets []Secret, ruled []string) (*interception, er
 		now.placeholders[s.Name] = text
 		for _, host := range s.Hosts {
 			now.bound[host] = append(now.bound[host], intercept.Bound{Name: s.Name, Placeholder: text, Value: s.Value, Body: s.Body, Problem: s.Problem})
+		}
+		if s.Login != nil {
+			now.addRefresh(x, s)
 		}
 	}
 	hosts := slices.AppendSeq(slices.Clone(ruled), maps.Keys(now.bound))

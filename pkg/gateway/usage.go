@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/meter"
@@ -63,7 +65,8 @@ var budgetPercent = []int64{80, 100}
 const (
 	// Bytes of a request's body that are read before it is passed on. A longer one is assumed to
 	// be as expensive as possible until its answer tells.
-	maxParsed = 1 << 20
+	maxParsed  = 1 << 20
+	maxDecoded = 8 << 20
 	// How long a request waits for others to be settled, and how often it looks.
 	maxUnsettled = 10 * time.Minute
 	pendingPoll  = 250 * time.Millisecond
@@ -241,20 +244,46 @@ func parseRequest(r *http.Request) (request meter.Request, n int64, err error) {
 		return request, 0, err
 	}
 	whole := len(body) <= maxParsed
-	request, insert := meter.ParseRequest(r.URL.EscapedPath(), body, whole && r.Header.Get("Content-Encoding") == "")
+	plain, known := decoded(body, r.Header.Get("Content-Encoding"))
+	request, insert := meter.ParseRequest(r.URL.EscapedPath(), plain, whole && known)
+	if len(plain) != len(body) {
+		insert = "" // the body stays as it is
+		n = int64(len(plain))
+	}
 	if insert != "" {
 		brace := bytes.IndexByte(body, '{') + 1
 		body = slices.Concat(body[:brace], []byte(insert+","), body[brace:])
 	}
 	if whole {
 		setBody(r, body)
-		return request, int64(len(body)), nil
+		return request, max(n, int64(len(body))), nil
 	}
 	r.Body = struct {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
 	return request, r.ContentLength, nil
+}
+
+// decoded returns a body without its encoding, if that is known and the body is not too long.
+// Codex compresses what it sends to chatgpt.com.
+func decoded(body []byte, encoding string) (plain []byte, known bool) {
+	switch encoding {
+	case "":
+		return body, true
+	case "zstd":
+		r, err := zstd.NewReader(bytes.NewReader(body), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return body, false
+		}
+		defer r.Close()
+		plain, err := io.ReadAll(io.LimitReader(r, maxDecoded+1))
+		if err != nil || len(plain) > maxDecoded {
+			return body, false
+		}
+		return plain, true
+	}
+	return body, false
 }
 
 // reserve adds a use to the ledger. If the budget is reached only with the bounds of requests that

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/meter"
@@ -159,6 +162,37 @@ func TestMetering(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A compressed request is bounded by what it contains.
+func TestMeteringCompressed(t *testing.T) {
+	p := newProvider(t, "api.openai.com", Budget{}, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	for _, c := range []struct {
+		encoding, body string
+		most           int64 // millionths of a dollar, of all requests until then
+	}{
+		{"zstd", `{"model":"m","max_output_tokens":5,"input":"` + strings.Repeat("x", 50_000) + `"}`, 60_000},
+		{"zstd", strings.Repeat("x", maxDecoded+1), 250_000_000},
+		{"br", "{}", 500_000_000},
+	} {
+		body := []byte(c.body)
+		if c.encoding == "zstd" {
+			w, err := zstd.NewWriter(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body = w.EncodeAll(body, nil)
+		}
+		r, err := http.NewRequestWithContext(p.ctx(), http.MethodPost, "https://api.openai.com/v1/responses", bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Encoding", c.encoding)
+		_, _, _ = do(p.Client, r) // it fails
+		if used := p.used("task").Cost / 1000; used > c.most || used < c.most/20 {
+			t.Errorf("used after %s of %d bytes = %d millionths, want at most %d", c.encoding, len(c.body), used, c.most)
+		}
 	}
 }
 
