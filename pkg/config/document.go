@@ -82,6 +82,7 @@ type Profile struct {
 	Secrets   map[string]Secret `yaml:"secrets,omitempty" json:"secrets,omitempty"`
 	Persist   Persist           `yaml:"persist,omitempty" json:"persist,omitempty"`
 	Budget    Budget            `yaml:"budget,omitempty" json:"budget,omitzero"`
+	Logins    Logins            `yaml:"logins,omitempty" json:"logins,omitempty"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -91,7 +92,10 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Persist == nil {
 		p.Persist = base.Persist
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget)}
+	if p.Logins == nil {
+		p.Logins = base.Logins
+	}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -140,6 +144,7 @@ type document struct {
 	Dotfiles     Dir                 `yaml:"dotfiles,omitempty"`
 	Persist      Persist             `yaml:"persist,omitempty"`
 	Budget       Budget              `yaml:"budget,omitempty"`
+	Logins       Logins              `yaml:"logins,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`

@@ -203,6 +203,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(set.Budget.Session, "budget", "session")
 	add(set.Budget.Day, "budget", "day")
 	add(set.Budget.Tokens, "budget", "tokens")
+	add(set.Logins, "logins")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")

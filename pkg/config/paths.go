@@ -51,6 +51,9 @@ func DefaultPaths() (Paths, error) {
 // Store returns the path of the SQLite file.
 func (p Paths) Store() string { return filepath.Join(p.State, "store.db") }
 
+// Logins returns the directory of the subscription logins that are this program's.
+func (p Paths) Logins() string { return filepath.Join(p.State, "logins") }
+
 // SessionLock returns the path of the lock that a session's keeper holds while it runs.
 func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "locks", "session-"+id) }
 

@@ -199,6 +199,17 @@ func (g Guest) Trust(ctx context.Context, certificate []byte) error {
 	return nil
 }
 
+// SetLogin writes the file of a client's login, or removes it if text is nil. A file without the
+// mark is that of a login in the guest, and stays.
+func (g Guest) SetLogin(ctx context.Context, path, mark string, text []byte) error {
+	const script = `f=$1; if [ -s "$f" ] && ! grep -qF -- "$2" "$f"; then exit 0; fi
+umask 077; if [ "$3" = 0 ]; then rm -f -- "$f"; else mkdir -p "${f%/*}" && cat >"$f.new" && mv -f -- "$f.new" "$f"; fi`
+	if _, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+path, mark, strconv.Itoa(len(text))), bytes.NewReader(text), maxReply); err != nil {
+		return fmt.Errorf("deliver a login: %w", err)
+	}
+	return nil
+}
+
 // WipeSecrets removes the secrets from the guest.
 func (g Guest) WipeSecrets(ctx context.Context) error {
 	_, err := g.SSH.Output(ctx, g.program("secrets", "--wipe"), nil, maxReply)

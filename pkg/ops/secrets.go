@@ -10,6 +10,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/login"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
@@ -83,7 +84,31 @@ func (e *Engine) secrets(ctx context.Context, r *SecretQuery, check bool) (Secre
 	for _, name := range slices.Sorted(maps.Keys(set.Secrets)) {
 		list.Secrets = append(list.Secrets, e.secret(ctx, name, set.Secrets[name], check))
 	}
+	if set.Network.Enforced() {
+		for _, l := range session.Logins(e.sessions().Config.Paths, set.Logins, set.Secrets) {
+			list.Secrets = append(list.Secrets, e.login(ctx, l, check))
+		}
+	}
 	return list, nil
+}
+
+// login returns a login as a secret.
+func (e *Engine) login(ctx context.Context, l login.Login, check bool) SecretCheck {
+	c := SecretCheck{Name: "login " + l.Provider, Reference: l.Path()}
+	if p, err := login.Find(l.Provider); err == nil {
+		for _, host := range p.Hosts {
+			c.To = append(c.To, config.Host(host))
+		}
+	}
+	if check {
+		grant, err := l.Grant(ctx, secret.Value{})
+		e.Redact.Add(grant.Access)
+		ok := err == nil
+		if c.OK = &ok; !ok {
+			c.Error, c.Hint = err.Error(), "agent-sessionizer login "+l.Provider
+		}
+	}
+	return c
 }
 
 func (e *Engine) secret(ctx context.Context, name string, s config.Secret, check bool) SecretCheck {

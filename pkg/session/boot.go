@@ -40,6 +40,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
+	secrets.logins = Secrets{b.w.Sessions}.logins(*s, settings)
 	var source repo.Source
 	var target repo.Target
 	var conn *ssh.Client

@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/login"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -26,6 +27,7 @@ type secrets struct {
 	bound  map[string]config.Secret
 	values map[string]secret.Value // nil until they are resolved
 	failed secret.Unresolved       // of those that stay on the host
+	logins []login.Login           // of the host
 }
 
 // boundSecrets checks references and bindings, without resolving anything. enforced says whether
@@ -114,7 +116,7 @@ func (s secrets) gateway() (all []gateway.Secret) {
 		}
 		all = append(all, one)
 	}
-	return all
+	return append(all, loginSecrets(s.logins)...)
 }
 
 // guest returns what the guest gets: values, and the gateway's placeholders.
@@ -147,6 +149,7 @@ func (x Secrets) Refresh(ctx context.Context, s Session, redact func(...secret.V
 	if err != nil {
 		return s, nil, err
 	}
+	all.logins = x.logins(s, settings)
 	if err := x.resolve(ctx, s, &all, redact); err != nil {
 		return s, nil, err
 	}
@@ -157,6 +160,14 @@ func (x Secrets) Refresh(ctx context.Context, s Session, redact func(...secret.V
 	defer conn.Close()
 	s, err = x.deliver(ctx, s, s.Guest(conn), all, redact)
 	return s, all.warnings(), err
+}
+
+// logins returns the logins of the host that a session uses.
+func (x Secrets) logins(s Session, set config.Settings) []login.Login {
+	if !s.Spec.Enforced {
+		return nil
+	}
+	return Logins(x.Sessions.Config.Paths, set.Logins, set.Secrets)
 }
 
 // resolve resolves the secrets of a session, and records that.
@@ -200,6 +211,18 @@ func (x Secrets) deliver(ctx context.Context, s Session, g guestclient.Guest, al
 	}
 	if len(at.Certificate) > 0 {
 		if err := g.Trust(ctx, at.Certificate); err != nil {
+			return s, err
+		}
+	}
+	if err := x.deliverLogins(ctx, s, g, all.logins, at.Placeholders); err != nil {
+		return s, err
+	}
+	var names []string
+	for _, l := range all.logins {
+		names = append(names, l.Provider)
+	}
+	if !slices.Equal(names, s.Status.Logins) {
+		if s, err = x.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Logins = names }); err != nil {
 			return s, err
 		}
 	}

@@ -125,6 +125,7 @@ type Status struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
+	Logins      []string        `json:"logins,omitempty"`      // of the host that the session uses
 	SavedHome   bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
 	RequestedBy RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
 	Events      store.Budget    `json:"events,omitzero"`       // the events that the guest caused
@@ -232,6 +233,7 @@ type View struct {
 	Enforced        bool                 `json:"enforced"`
 	Ports           []PublishedPort      `json:"ports,omitempty"`
 	Attention       *Attention           `json:"attention,omitempty"` // while the VM runs
+	Logins          []string             `json:"logins,omitempty"`    // subscription logins of the host that the session uses
 	Usage           *lifecycle.Usage     `json:"usage,omitempty"`     // of models
 }
 
@@ -246,6 +248,7 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
+	v.Logins = s.Status.Logins
 	v.Usage = lifecycle.UsageOf(s.Used)
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch
