@@ -62,14 +62,20 @@ func (e *Exchange) Request(r *http.Request) error {
 	if e.inURL(r.URL) {
 		return ErrInURL
 	}
+	used := false
 	for _, values := range r.Header {
 		for i, v := range values {
 			now, err := e.header(v)
 			if err != nil {
 				return err
 			}
+			used = used || now != v
 			values[i] = now
 		}
+	}
+	if used { // otherwise the host could reflect a secret in parts, which are not recognized
+		r.Header.Del("Range")
+		r.Header.Del("If-Range")
 	}
 	// What a server sends over a WebSocket is masked only where it is not compressed.
 	r.Header.Del("Sec-Websocket-Extensions")

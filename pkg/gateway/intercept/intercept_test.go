@@ -149,6 +149,18 @@ func TestExchangeRequest(t *testing.T) {
 	}
 }
 
+// A host could reflect a secret in parts, which the answers' masks do not recognize.
+func TestExchangeRange(t *testing.T) {
+	for value, want := range map[string]string{holder: "", "nothing": "bytes=0-9"} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.Header.Set("Authorization", value)
+		r.Header.Set("Range", "bytes=0-9")
+		if err := githubExchange().Request(r); err != nil || r.Header.Get("Range") != want {
+			t.Errorf("Range of a request with %s = %q, %v, want %q", value, r.Header.Get("Range"), err, want)
+		}
+	}
+}
+
 // TestExchangeMissing uses the placeholder of a secret that could not be resolved.
 func TestExchangeMissing(t *testing.T) {
 	e := NewExchange([]Bound{{Name: "KEY", Placeholder: holder, Body: true, Problem: "the file is gone"}})
@@ -214,8 +226,9 @@ func TestExchangeBody(t *testing.T) {
 func TestExchangeResponse(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got := r.Header.Get("Authorization")
-		w.Header().Set("Trailer", "X-After")
+		w.Header().Set("Trailer", "X-After, X-After-"+got)
 		w.Header().Set("X-Echo", got)
+		w.Header().Set("X-Echo-"+got, "1")
 		w.Header().Set("Location", "https://evil.example/?t="+url.QueryEscape(got))
 		var out io.Writer = w
 		switch r.Header.Get("X-Mode") {
@@ -238,6 +251,7 @@ func TestExchangeResponse(t *testing.T) {
 			}
 		}
 		w.Header().Set("X-After", got)
+		w.Header().Set("X-After-"+got, "1")
 	}))
 	s.EnableHTTP2 = true
 	s.StartTLS()
@@ -270,7 +284,7 @@ func TestExchangeResponse(t *testing.T) {
 			continue
 		}
 		for what, form := range map[string]string{"plain": token, "base64": base64.StdEncoding.EncodeToString([]byte(token))} {
-			if strings.Contains(all, form) {
+			if strings.Contains(strings.ToLower(all), strings.ToLower(form)) {
 				t.Errorf("answer with the encoding %q = %s, want it without the secret, %s", mode, all, what)
 			}
 		}
@@ -296,4 +310,53 @@ func TestExchangeWithoutSecrets(t *testing.T) {
 	if body, err := io.ReadAll(res.Body); err != nil || string(body) != token {
 		t.Errorf("body = %q, %v, want it unchanged", body, err)
 	}
+}
+
+// FuzzExchange checks that a request that may be sent has the secret nowhere but in the values of
+// its headers, and that no answer with it gets through.
+func FuzzExchange(f *testing.F) {
+	f.Add("/"+holder, "Bearer "+holder, "k="+holder, uint8(3))
+	f.Add("/?a=%67hp_"+holder[4:], "Basic eDpnaHBfYWFh", holder[:20], uint8(1))
+	f.Add("/a?b#c", "Basic "+base64.StdEncoding.EncodeToString([]byte("x:"+holder)), "", uint8(0))
+	f.Fuzz(func(t *testing.T, target, header, text string, split uint8) {
+		u, err := url.ParseRequestURI(target)
+		if err != nil || len(target)+len(header)+len(text) > 1<<14 || strings.Contains(target+header+text, token) {
+			return
+		}
+		e := githubExchange()
+		r := &http.Request{Method: http.MethodPost, URL: u, Header: http.Header{"X-A": {header}, "Range": {"bytes=1-"}}, Body: io.NopCloser(strings.NewReader(text)), ContentLength: int64(len(text))}
+		if err := e.Request(r); err != nil {
+			if !errors.Is(err, ErrInURL) {
+				t.Fatalf("Request = %v", err)
+			}
+			return
+		}
+		for _, form := range []func(string) (string, error){url.PathUnescape, url.QueryUnescape, func(s string) (string, error) { return s, nil }} {
+			if plain, err := form(r.URL.String()); err == nil && (strings.Contains(plain, token) || strings.Contains(plain, holder)) {
+				t.Fatalf("URL = %s, want no secret and no placeholder", r.URL)
+			}
+		}
+		if body, err := io.ReadAll(r.Body); err != nil || string(body) != text {
+			t.Fatalf("body = %q, %v, want it unchanged", body, err)
+		}
+		sent := r.Header.Get("X-A")
+		if used := sent != header; used == (r.Header.Get("Range") != "") {
+			t.Fatalf("Range of a request with a secret (%v) = %q", used, r.Header.Get("Range"))
+		}
+		at := min(int(split), len(sent))
+		a := &http.Response{
+			Request: r, StatusCode: http.StatusOK, Header: http.Header{"X-B": {sent, text + token + text}, "X-" + token: {"1"}},
+			Body: io.NopCloser(io.MultiReader(strings.NewReader(text+sent[:at]), iotest.OneByteReader(strings.NewReader(sent[at:]+token)))),
+		}
+		if err := e.Response(a); err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(a.Body)
+		if err != nil || len(body) != len(text+sent+token) {
+			t.Fatalf("masked body = %d bytes, %v, want %d", len(body), err, len(text+sent+token))
+		}
+		if all := fmt.Sprint(a.Header) + string(body); strings.Contains(all, token) {
+			t.Fatalf("answer = %q, want no secret", all)
+		}
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -19,6 +21,7 @@ func (e *Exchange) Response(r *http.Response) error {
 		return fmt.Errorf("%s sent the encoding %.40q, which was not requested", r.Request.URL.Host, coding)
 	}
 	e.clean(r.Header)
+	e.clean(r.Trailer) // so far, their names
 	if stream, ok := r.Body.(io.ReadWriteCloser); ok && r.StatusCode == http.StatusSwitchingProtocols {
 		r.Body = maskedStream{e.masked(r), stream}
 	} else if r.Body != nil && r.Body != http.NoBody {
@@ -41,10 +44,23 @@ func (m maskedStream) CloseWrite() error { return pipe.CloseWrite(m.to) }
 
 func (e *Exchange) clean(h http.Header) {
 	for name, values := range h {
+		if e.inName(name) {
+			delete(h, name)
+			continue
+		}
 		for i, v := range values {
 			h[name][i] = e.redact.Redact(v)
 		}
 	}
+}
+
+// inName reports whether the name of a header contains a secret. Protocols change the case of names.
+func (e *Exchange) inName(name string) bool {
+	name = strings.ToLower(name)
+	return e.redact.Redact(name) != name || slices.ContainsFunc(e.bound, func(b Bound) bool {
+		value := strings.ToLower(b.Value.Reveal())
+		return value != "" && strings.Contains(name, value)
+	})
 }
 
 func (e *Exchange) masked(r *http.Response) io.ReadCloser {
