@@ -24,8 +24,8 @@ const (
 // checkGraphQL checks the mutations in a GraphQL request, and replaces its body by what was
 // checked.
 func (w *web) checkGraphQL(r *http.Request, rules []policy.GraphQLRules) error {
-	if r.Method != http.MethodPost || r.Header.Get("Content-Encoding") != "" {
-		return errors.New("a GraphQL request must be a POST without compression")
+	if r.Method != http.MethodPost || r.URL.RawQuery != "" || r.Header.Get("Content-Encoding") != "" {
+		return errors.New("a GraphQL request must be a POST without parameters in its URL and without compression")
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxGraphQL+1))
 	if err != nil {

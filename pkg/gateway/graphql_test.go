@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -68,9 +69,10 @@ func TestGraphQL(t *testing.T) {
 	hub := &github{t: t}
 	w.trusting(w.secureWeb("example.com", 443, hub))
 	c, guestToken := w.bind(true)
+	query := ""
 	send := func(method, body string) (int, string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(w.ctx(), method, "https://example.com/graphql", strings.NewReader(body))
+		r, err := http.NewRequestWithContext(w.ctx(), method, "https://example.com/graphql"+query, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,6 +125,10 @@ func TestGraphQL(t *testing.T) {
 	}
 	if status, answer := send(http.MethodGet, ""); status != http.StatusForbidden {
 		t.Errorf("GET = %d %s, want %d", status, answer, http.StatusForbidden)
+	}
+	query = "?query=" + url.QueryEscape("mutation { a { b } }") // which a server may prefer
+	if status, answer := send(http.MethodPost, `{"query": "{ viewer { login } }"}`); status != http.StatusForbidden {
+		t.Errorf("POST with a query in its URL = %d %s, want %d", status, answer, http.StatusForbidden)
 	}
 	if got := hub.got.Load(); got != nil {
 		t.Errorf("the host got %s, want nothing that was refused", *got)

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -305,8 +306,10 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	asked := policy.Request{Host: c.name, Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}
 	if c.g.policy.Load().ReadsRequests(c.name) {
-		for _, name := range methodOverrides {
-			r.Header.Del(name)
+		for name := range r.Header {
+			if slices.Contains(methodOverrides, http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))) {
+				delete(r.Header, name)
+			}
 		}
 		if d := c.g.policy.decideRequest(asked); !d.Allowed {
 			c.denyRequest(r, d)
@@ -362,7 +365,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 }
 
 // methodOverrides are headers with which some servers let a client replace the method, which was
-// checked.
+// checked. Some take "_" for "-" in their names.
 var methodOverrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
 // checkHost returns an error if host is not the name and port that were dialled.
