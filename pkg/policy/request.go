@@ -177,9 +177,7 @@ func (p *Policy) DecideRequest(q Request) Decision {
 
 // decideLayer returns the decision of one layer, if it has rules for the host.
 func decideLayer(layer []hostRequests, q Request, paths []string) (d Decision, ok bool) {
-	every := func(r requestRule) bool { // every reading of the path
-		return !slices.ContainsFunc(paths, func(path string) bool { return !r.allows(q, path) })
-	}
+	every := func(r requestRule) bool { return r.allowsEvery(q, paths) }
 	some := func(r requestRule) bool {
 		return slices.ContainsFunc(paths, func(path string) bool { return r.denies(q, path) })
 	}
@@ -228,7 +226,7 @@ func (p *Policy) GraphQL(q Request) (found []GraphQLRules) {
 			if !matchesHost(rules.Host, q.Host) {
 				continue
 			}
-			if slices.ContainsFunc(rules.except, func(r requestRule) bool { return r.allows(q, paths[0]) }) {
+			if slices.ContainsFunc(rules.except, func(r requestRule) bool { return r.allowsEvery(q, paths) }) {
 				here = nil
 				break
 			}
@@ -286,6 +284,11 @@ func (r requestRule) allows(q Request, path string) bool {
 	return !r.bad && r.matches(q, path, func(values []string, clear bool) bool {
 		return clear && len(values) == 1 && values[0] == r.value
 	})
+}
+
+// allowsEvery reports whether a rule that allows applies to every reading of the path.
+func (r requestRule) allowsEvery(q Request, paths []string) bool {
+	return !slices.ContainsFunc(paths, func(path string) bool { return !r.allows(q, path) })
 }
 
 // matches calls parameter, if the rule names one, with its values, and whether the query can be

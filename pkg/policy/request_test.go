@@ -140,6 +140,45 @@ func TestRequestRulesRefused(t *testing.T) {
 }
 
 // FuzzDecideRequest checks that no spelling of a denied path is allowed.
+// Except is what a user allows for one session.
+func TestExcept(t *testing.T) {
+	p := Default()
+	rules := &GraphQLRules{Path: "/graphql", Repository: "acme/app"}
+	p.Requests = [][]RequestRules{
+		{
+			{Host: "api.github.com", Allow: []string{"GET /**", "POST /graphql"}, Deny: []string{"GET /user"}, GraphQL: rules},
+			{Host: "api.github.com", Except: []string{"POST /user/repos", "GET /user", "POST /repos/*/a/x"}, Source: "net allow"},
+		},
+		{{Host: "api.github.com", Deny: []string{"POST /user/repos"}}},
+	}
+	for _, c := range []struct {
+		target string
+		want   bool
+	}{
+		{"GET /user", true},
+		{"HEAD /user", true},
+		{"POST /user", false},
+		{"POST /user/repos", false}, // another layer denies it
+		{"POST /repos/b/a/x", true},
+		{"POST /repos/b%2Fa/x", false}, // as one segment, it is another path
+		{"POST /gists", false},
+	} {
+		method, path, _ := strings.Cut(c.target, " ")
+		if d := p.DecideRequest(Request{Host: "api.github.com", Method: method, Path: path}); d.Allowed != c.want {
+			t.Errorf("%s = %+v, want allowed: %v", c.target, d, c.want)
+		}
+	}
+	ask := Request{Host: "api.github.com", Method: "POST", Path: "/graphql"}
+	if got := p.GraphQL(ask); len(got) != 1 {
+		t.Errorf("GraphQL rules = %v, want one", got)
+	}
+	p = Default()
+	p.Requests = [][]RequestRules{{{Host: "api.github.com", GraphQL: rules}, {Host: "api.github.com", Except: []string{"POST /graphql"}}}}
+	if got := p.GraphQL(ask); len(got) != 0 {
+		t.Errorf("GraphQL rules of an allowed request = %v, want none", got)
+	}
+}
+
 func FuzzDecideRequest(f *testing.F) {
 	for _, s := range []string{"/repos/a/b/keys", "/repos/a/b/%6beys?x=y", "/x/%2f/%2e", "/**", "/a*b"} {
 		f.Add("POST", s)
