@@ -171,6 +171,16 @@ func (p Process) WriteMetering(m Metering) error {
 // SetSecrets replaces the secrets that the gateway puts in the place of their placeholders. They
 // are in its memory only, and lost when it ends.
 func (p Process) SetSecrets(ctx context.Context, secrets []Secret) (Interception, error) {
+	return p.sendSecrets(ctx, "secrets", secrets)
+}
+
+// RestrictSecrets takes from the gateway what the settings no longer bind. Values do not matter.
+func (p Process) RestrictSecrets(ctx context.Context, bound []Secret) error {
+	_, err := p.sendSecrets(ctx, "secrets/restrict", bound)
+	return err
+}
+
+func (p Process) sendSecrets(ctx context.Context, path string, secrets []Secret) (Interception, error) {
 	in := secretsRequest{Secrets: []secretRequest{}}
 	for _, s := range secrets {
 		in.Secrets = append(in.Secrets, secretRequest{s.Name, s.Like, s.Value.Reveal(), s.Hosts, s.Body, s.Problem, s.Login})
@@ -180,7 +190,7 @@ func (p Process) SetSecrets(ctx context.Context, secrets []Secret) (Interception
 		return Interception{}, errors.New("encode the secrets") // the error could quote one
 	}
 	var x Interception
-	err = p.send(ctx, http.MethodPost, "secrets", bytes.NewReader(body), &x)
+	err = p.send(ctx, http.MethodPost, path, bytes.NewReader(body), &x)
 	return x, err
 }
 

@@ -101,6 +101,32 @@ func (g *Gateway) SetSecrets(secrets []Secret) (Interception, error) {
 	return g.intercept(secrets, g.readHosts())
 }
 
+// RestrictSecrets takes from the secrets the hosts, and the use in bodies, that their bindings in
+// bound do not have: what allowed these has been removed from the settings, and with it the
+// request rules.
+func (g *Gateway) RestrictSecrets(bound []Secret) (Interception, error) {
+	g.interceptMu.Lock()
+	defer g.interceptMu.Unlock()
+	was := g.intercepted.Load()
+	if was == nil {
+		return Interception{}, nil
+	}
+	now := slices.Clone(was.secrets)
+	for i, s := range now {
+		var to Secret
+		if j := slices.IndexFunc(bound, func(b Secret) bool { return b.Name == s.Name }); j >= 0 {
+			to = bound[j]
+		}
+		hosts := slices.DeleteFunc(slices.Clone(s.Hosts), func(h string) bool { return !slices.Contains(to.Hosts, h) })
+		if len(hosts) > 0 {
+			now[i].Hosts, now[i].Body = hosts, s.Body && to.Body
+		} else { // the hosts stay, so that requests get an explanation
+			now[i] = Secret{Name: s.Name, Like: s.Like, Hosts: s.Hosts, Problem: "the settings have changed; on the host: agent-sessionizer secrets refresh SESSION"}
+		}
+	}
+	return g.intercept(now, was.ruled)
+}
+
 // intercept replaces the interception. The caller holds interceptMu.
 func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, error) {
 	was := g.intercepted.Load()

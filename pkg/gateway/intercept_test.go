@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -87,6 +88,54 @@ func TestIntercepted(t *testing.T) {
 				t.Error("request after the secrets were removed succeeded, want an unknown certificate")
 			}
 		})
+	}
+}
+
+// What the settings no longer bind is taken from a running gateway, with the rules for it.
+func TestRestrictSecrets(t *testing.T) {
+	w := newWorld(t, config{policy: allow("example.com", "two.example.com")})
+	got := func(rw http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(rw, "%t %t", r.Header.Get("Authorization") == realToken, strings.Contains(string(b), realToken))
+	}
+	w.trusting(w.secureWeb("example.com", 443, http.HandlerFunc(got)))
+	w.trusting(w.secureWeb("two.example.com", 443, http.HandlerFunc(got)))
+	full := Secret{Name: "TOKEN", Value: secret.NewValue(realToken), Hosts: []string{"example.com", "two.example.com"}, Body: true}
+	x, err := w.g.SetSecrets([]Secret{full})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, holder := w.trustful(x, false), x.Placeholders["TOKEN"]
+	for _, step := range []struct {
+		name     string
+		bound    []Secret
+		com, org string
+	}{
+		{"the same", []Secret{full}, "true true", "true true"},
+		{"more", []Secret{{Name: "TOKEN", Hosts: []string{"example.net", "two.example.com", "example.com"}, Body: true}}, "true true", "true true"},
+		{"no bodies", []Secret{{Name: "TOKEN", Hosts: full.Hosts}}, "true false", "true false"},
+		{"one host", []Secret{{Name: "TOKEN", Hosts: []string{"example.com"}, Body: true}}, "true false", "false false"},
+		{"another secret", []Secret{{Name: "OTHER", Hosts: full.Hosts}}, "secrets refresh", "false false"},
+		{"as before", []Secret{full}, "secrets refresh", "false false"},
+	} {
+		again, err := w.g.RestrictSecrets(step.bound)
+		if err != nil || !bytes.Equal(again.Certificate, x.Certificate) || again.Placeholders["TOKEN"] != holder {
+			t.Errorf("%s: the guest needs %+v, %v, want what it has", step.name, again, err)
+		}
+		for host, want := range map[string]string{"example.com": step.com, "two.example.com": step.org} {
+			r, err := http.NewRequestWithContext(w.ctx(), http.MethodPost, "https://"+host+"/", strings.NewReader(holder))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", holder)
+			client := c
+			if w.g.intercepted.Load().find(host) == nil {
+				client = w.client() // which trusts the server itself
+			}
+			if _, answer, err := do(client, r); err != nil || !strings.Contains(answer, want) {
+				t.Errorf("%s: answer of %s = %q, %v, want %q", step.name, host, answer, err, want)
+			}
+		}
 	}
 }
 
@@ -329,7 +378,7 @@ func TestInterceptedRules(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		w := newWorld(t, config{policy: ruled(policy.RequestRules{Host: "example.com", Allow: []string{"GET /**", "POST /mine/**"}, Source: "config.yaml:7"})})
 		w.trusting(w.secureWeb("example.com", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			fmt.Fprintf(rw, "%s %s %s", r.Method, r.URL.Path, r.Header.Get("X-HTTP-Method-Override"))
+			fmt.Fprintf(rw, "%s %s %s", r.Method, r.URL.Path, r.Header.Get("X-HTTP-Method-Override")+r.Header.Get("X_http_method_override"))
 		})))
 		c := w.trustful(w.g.Interception(), http2)
 		send := func(method, url string) (int, string) {
@@ -339,6 +388,7 @@ func TestInterceptedRules(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.Header.Set("X-HTTP-Method-Override", "DELETE")
+			r.Header.Set("X_HTTP_Method_Override", "DELETE")
 			status, body, err := do(c, r)
 			if err != nil {
 				t.Fatal(err)

@@ -137,7 +137,8 @@ func (s *server) serve(ctx context.Context, w vm.NetSockets) error {
 		s.reload()
 		s.serveStatus(w, r)
 	})
-	mux.HandleFunc("POST "+control+"secrets", s.setSecrets)
+	mux.HandleFunc("POST "+control+"secrets", func(w http.ResponseWriter, r *http.Request) { s.secrets(w, r, s.gateway.SetSecrets) })
+	mux.HandleFunc("POST "+control+"secrets/restrict", func(w http.ResponseWriter, r *http.Request) { s.secrets(w, r, s.gateway.RestrictSecrets) })
 	mux.HandleFunc("GET "+control+"interception", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.gateway.Interception()) })
 	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.quitOnce() })
 	api := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
@@ -253,14 +254,14 @@ func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	s.answer(w, st)
 }
 
-// setSecrets replaces the secrets, and answers with what the guest needs for them.
-func (s *server) setSecrets(w http.ResponseWriter, r *http.Request) {
+// secrets changes the secrets, and answers with what the guest needs for them.
+func (s *server) secrets(w http.ResponseWriter, r *http.Request, change func([]Secret) (Interception, error)) {
 	var in secretsRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSecretsBody)).Decode(&in); err != nil {
 		http.Error(w, "the secrets cannot be read", http.StatusBadRequest) // without the decoder's error, which could quote one
 		return
 	}
-	x, err := s.gateway.SetSecrets(in.secrets())
+	x, err := change(in.secrets())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -185,6 +185,9 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		if err != nil {
 			return err
 		}
+		if err := Secrets(net).restrict(ctx, s, g); err != nil {
+			return err
+		}
 		if err := g.SetPolicy(ctx, p); err != nil {
 			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
 		}

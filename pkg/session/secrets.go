@@ -162,6 +162,27 @@ func (x Secrets) Refresh(ctx context.Context, s Session, redact func(...secret.V
 	return s, all.warnings(), err
 }
 
+// restrict takes from the gateway what the settings no longer bind. The rules that limited what a
+// secret may do disappear from the policy with its binding, so this comes before a change of the
+// policy.
+func (x Secrets) restrict(ctx context.Context, s Session, g gateway.Process) error {
+	settings, err := Net(x).settings(s)
+	if err != nil {
+		return err
+	}
+	bound := loginSecrets(x.logins(s, settings))
+	for name, one := range settings.Secrets {
+		// A secret with an error is not bound. The error is reported where secrets are checked.
+		if valid, err := boundSecrets(x.Sessions.Config, map[string]config.Secret{name: one}, s.Spec.Enforced); err == nil {
+			bound = append(bound, valid.gateway()...)
+		}
+	}
+	if err := g.RestrictSecrets(ctx, bound); err != nil {
+		return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return nil
+}
+
 // logins returns the logins of the host that a session uses.
 func (x Secrets) logins(s Session, set config.Settings) []login.Login {
 	if !s.Spec.Enforced {
