@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // hub answers what gh asks GitHub's API for team/project, and keeps the changes that it was asked for.
@@ -152,5 +154,14 @@ func useGitHub(t *testing.T, b *box, f *forge, session string) {
 	}
 	if got := b.MustIn(session, "env"); strings.Contains(got, f.token) || !strings.Contains(got, "GITHUB_TOKEN=ghp_") {
 		t.Error("the guest's environment has the token, want its placeholder")
+	}
+
+	// The token is removed from the settings, and with it the rules. The running session must not use
+	// it any more.
+	b.Write(".config/agent-sessionizer/config.yaml", "secrets: {}\n")
+	const write = `curl -sS -m 60 -X POST -H "Authorization: token $GITHUB_TOKEN" https://api.github.com/repos/team/other/issues`
+	testenv.WaitFor(t, "the changed settings", func() bool { return strings.Contains(b.In(session, write).Stdout, "secrets refresh") })
+	if got := h.seen(); got != "" {
+		t.Errorf("changes without the token's rules = %q, want none", got)
 	}
 }

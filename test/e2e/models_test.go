@@ -19,6 +19,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // TestModels runs the real Claude Code and Codex in a guest that has only placeholders of their
@@ -35,8 +37,11 @@ func TestModels(t *testing.T) {
 	forge := newForge(t, filepath.Join(b.Home, "forge"), "", "api.anthropic.com", "api.openai.com")
 	m := &model{think: make(chan struct{})}
 	var asked atomic.Int64
+	var valid atomic.Value // Claude Code's key
+	setKey := func(key string) { valid.Store(key); b.Write("claude.key", key) }
+	setKey(claudeKey)
 	forge.http.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
-		if key := r.Header.Get("X-Api-Key"); r.Host == "api.anthropic.com" && key != claudeKey || r.Host == "api.openai.com" && r.Header.Get("Authorization") != "Bearer "+codexKey {
+		if key := r.Header.Get("X-Api-Key"); r.Host == "api.anthropic.com" && key != valid.Load() || r.Host == "api.openai.com" && r.Header.Get("Authorization") != "Bearer "+codexKey {
 			t.Errorf("%s %s with key %q, authorization %q, want the real key", r.Host, r.URL.Path, key, r.Header.Get("Authorization"))
 		}
 		asked.Add(1)
@@ -46,7 +51,7 @@ func TestModels(t *testing.T) {
 	b.Env = append(b.Env, "SSL_CERT_FILE="+filepath.Join(b.Home, "ca.pem"))
 	b.Write(".config/agent-sessionizer/config.yaml", `
 secrets:
-  ANTHROPIC_API_KEY: "cmd:printf `+claudeKey+`"
+  ANTHROPIC_API_KEY: "file:`+filepath.Join(b.Home, "claude.key")+`"
   CODEX_API_KEY: "cmd:printf `+codexKey+`"
 network: {allow: ["@openai"]}
 budget: {session: 5 USD, day: 50 USD}
@@ -110,6 +115,31 @@ budget: {session: 5 USD, day: 50 USD}
 	b.Asz("budget", name, "--tokens", "none")
 	if out := b.MustIn(name, agents["Claude Code"]+" 2>&1"); !strings.Contains(out, "All done.") {
 		t.Errorf("Claude Code with a higher budget = %s, want an answer", out)
+	}
+
+	// The key is replaced on the host. The guest keeps its placeholder.
+	setKey("sk-ant-api03-" + random())
+	b.Asz("secrets", "refresh", name)
+	if out := b.MustIn(name, agents["Claude Code"]+" 2>&1"); !strings.Contains(out, "All done.") {
+		t.Errorf("Claude Code with another key = %s, want an answer", out)
+	}
+
+	// The gateway dies while a model answers. What the request could use counts.
+	u, before = usage(), asked.Load()
+	ended := make(chan realvm.Result, 1)
+	go func() { ended <- b.In(name, "timeout 120 claude -p THINK --model claude-opus-4-5 </dev/null") }()
+	testenv.WaitFor(t, "the request", func() bool { return asked.Load() > before })
+	b.kill("gateway")
+	if r := <-ended; r.Code == 0 {
+		t.Errorf("Claude Code without a gateway = %s, want an error", r.All())
+	}
+	b.WaitState("broken")
+	b.Asz("start", name)
+	if out := b.MustIn(name, agents["Claude Code"]+" 2>&1"); !strings.Contains(out, "All done.") {
+		t.Errorf("Claude Code with a new gateway = %s, want an answer", out)
+	}
+	if after := usage(); after.Total.Tokens < u.Total.Tokens+1000 {
+		t.Errorf("used %d tokens, then %d, want the most that the request could use in addition", u.Total.Tokens, after.Total.Tokens)
 	}
 }
 
