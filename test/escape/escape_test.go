@@ -28,7 +28,8 @@ type guest struct {
 	*suite
 	name  string
 	stock bool
-	port  int // of another VM's SSH server, on the host's loopback address
+	port  int    // of another VM's SSH server, on the host's loopback address
+	other string // a placeholder of another session
 }
 
 type suite struct {
@@ -47,14 +48,21 @@ func TestEscape(t *testing.T) {
 	if err := realvm.Build(t.Context(), s.attack, "./attack", "-tags=escape"); err != nil {
 		t.Fatal(err)
 	}
+	s.Write("ca.pem", string(s.tls.pem))
+	s.Env = append(s.Env, "SSL_CERT_FILE="+filepath.Join(s.Home, "ca.pem"))
 	s.Write(".config/agent-sessionizer/network-allowlist.txt", strings.Join(plan.AllowedNames(), "\n")+"\n")
 
 	all := selected(t)
+	var stock *guest
+	if !testing.Short() { // first, because sessions follow the settings
+		stock = s.open(false)
+	}
 	enforced := s.open(true)
 	enforced.port = s.sshPort(enforced.name)
-	var stock *guest
-	if !testing.Short() {
-		stock = s.open(false)
+	if slices.ContainsFunc(all, func(n int) bool { return plan.Techniques[n-1].Name == "secret-session" }) {
+		enforced.other = s.foreignPlaceholder()
+	}
+	if stock != nil {
 		stock.port, enforced.port = enforced.port, s.sshPort(stock.name)
 		for _, n := range all {
 			stock.show(n)
@@ -128,11 +136,20 @@ func (s *suite) say(format string, args ...any) { fmt.Printf(format+"\n", args..
 // in.
 func (s *suite) open(enforce bool) *guest {
 	s.t.Helper()
-	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  enforce: %v\n", enforce))
+	s.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("network:\n  enforce: %v\n%s", enforce, s.secretSettings(enforce)))
 	g := &guest{suite: s, stock: !enforce}
 	repo := map[bool]string{true: "enforced", false: "stock"}[enforce]
-	s.Repo(repo)
+	path := s.Repo(repo)
+	if enforce { // as a clone from GitHub, whose rules are about the session's repository
+		if r := s.Run("git", "-C", path, "remote", "add", "origin", "https://"+plan.Forge+"/"+plan.Project); r.Code != 0 {
+			s.t.Fatal(r.All())
+		}
+		s.Asz("trust", path)
+	}
 	g.name = strings.TrimSpace(s.Asz("open", "-d", "--cpus=1", "--memory=1GiB", "--disk=6GiB", "./"+repo))
+	if enforce {
+		g.uses()
+	}
 	s.MustIn(g.name, tearDown(!enforce))
 	s.Asz("cp", s.attack, g.name+":/tmp/attack")
 	s.MustIn(g.name, "chmod 755 /tmp/attack")
@@ -169,6 +186,19 @@ for dev in /sys/class/net/e*; do
 done'`
 }
 
+// foreignPlaceholder returns the placeholder of another session, which has ended.
+func (s *suite) foreignPlaceholder() string {
+	s.t.Helper()
+	s.Repo("foreign")
+	name := strings.TrimSpace(s.Asz("open", "-d", "--cpus=1", "--memory=1GiB", "--disk=6GiB", "./foreign"))
+	text := strings.TrimSpace(s.MustIn(name, `printf %s "$`+plan.Key+`"`))
+	s.Asz("stop", name) // it stays valid, if anything would accept it
+	if !strings.HasPrefix(text, "bk/") || len(s.keys.in(text)) > 0 {
+		s.t.Fatalf("placeholder of another session = %q, want one", text)
+	}
+	return text
+}
+
 // sshPort returns the port of a session's SSH server on the host's loopback address.
 func (s *suite) sshPort(name string) int {
 	s.t.Helper()
@@ -186,6 +216,8 @@ func (s *suite) sshPort(name string) int {
 // run tries a technique in the guest. It returns what the guest printed, and the
 // index of the first sight that can belong to it.
 func (g *guest) run(n int) (token, output string, mark int, err error) {
+	technique := plan.Techniques[n-1]
+	g.spend(technique.Room)
 	token = plan.Token(n, g.stock, g.random)
 	g.issue(token)
 	mark = g.mark()
@@ -193,15 +225,30 @@ func (g *guest) run(n int) (token, output string, mark int, err error) {
 	if g.stock {
 		args = append(args, "-stock")
 	}
+	if technique.Name == "secret-session" {
+		args = append(args, "-other", g.other)
+	}
 	r := g.Run(append(args, strconv.Itoa(n), token)...)
 	if r.Code != 0 || !strings.Contains(r.Stdout, "fence passed") {
 		err = fmt.Errorf("exit %d", r.Code)
 	}
-	return token, r.All(), mark, err
+	output = r.All()
+	if technique.Name == "secret-host" {
+		for _, place := range g.searchHost() {
+			output += "\n" + g.canary + place
+		}
+	}
+	if technique.Room > 0 && g.budget.left() >= technique.Room {
+		g.t.Errorf("technique %d: requests within the budget = 0, want %d", n, technique.Room)
+	}
+	return token, output, mark, err
 }
 
-// canaries returns the forbidden places that an output shows.
+// canaries returns the forbidden places that an output shows, and the secrets.
 func (g *guest) canaries(output string) (places []string) {
+	for _, name := range g.keys.in(output) {
+		places = append(places, "the guest shows "+name)
+	}
 	output = strings.NewReplacer(`\n`, "\n", `\"`, `"`).Replace(output) // the output is quoted
 	for line := range strings.Lines(output) {
 		if _, place, ok := strings.Cut(line, g.canary); ok {
@@ -283,13 +330,15 @@ func (g *guest) try(n int, before map[string]bool) (escapes []string) {
 		g.t.Errorf("technique %d: network afterwards = %v, want it usable\n%s", n, err, output)
 	}
 	limit := func(place string) bool { return technique.Limit != "" && strings.Contains(place, technique.Reach) }
+	shown := ""
 	for _, place := range g.canaries(output) {
-		if !limit(place) {
+		if limit(place) {
+			shown = place
+		} else {
 			escapes = append(escapes, place)
 		}
 	}
 	sights, _ := g.since(mark)
-	shown := ""
 	for _, s := range sights {
 		switch {
 		case s.token == token && limit(s.place):

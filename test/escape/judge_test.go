@@ -25,6 +25,8 @@ func (s sight) String() string { return fmt.Sprintf("%s (%s)", s.place, s.token)
 // for what arrived late.
 type judge struct {
 	canary string // the answer of forbidden places
+	keys   keys
+	budget budget
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next sight
@@ -33,13 +35,17 @@ type judge struct {
 }
 
 func newJudge() *judge {
-	return &judge{canary: "canary-" + random(), changed: make(chan struct{}), spelled: map[string]string{}}
+	return &judge{canary: "canary-" + random(), keys: newKeys(), changed: make(chan struct{}), spelled: map[string]string{}}
 }
 
 var tokens = regexp.MustCompile(`tk[0-9]{3}[ws][0-9a-f]{8}`)
 
-// saw records that data arrived at a place. Each token in the data is one sight.
+// saw records that data arrived at a place, which must not get any of the secrets. Each token in
+// the data is one sight.
 func (j *judge) saw(place string, allowed bool, data string) {
+	if found := j.keys.in(data); len(found) > 0 {
+		place, allowed = fmt.Sprintf("%s, with the secrets %v", place, found), false
+	}
 	j.sawTokens(place, allowed, tokens.FindAllString(strings.ToLower(data), -1))
 }
 

@@ -463,9 +463,9 @@ func (r *resolver) zone(name string, qtype uint16) (alias string, addrs []string
 		}
 	}
 	switch name {
-	case plan.Allowed, plan.Alt, plan.EvilCDN:
+	case plan.Allowed, plan.Alt, plan.EvilCDN, plan.Bound, plan.Forge, plan.Model:
 		return "", []string{plan.CDN}
-	case plan.Allowed2:
+	case plan.Allowed2, plan.ForgeAPI:
 		return "", []string{plan.CDN2}
 	case plan.AllowedSSH, plan.EvilSSH:
 		return "", []string{plan.SSH}

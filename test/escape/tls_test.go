@@ -11,12 +11,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
 	"math/big"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +35,7 @@ type tlsServer struct {
 	*world
 	config *tls.Config
 	ech    []byte // an ECHConfigList for clients
+	pem    []byte // the certificate
 	inner  chan net.Conn
 }
 
@@ -42,7 +45,7 @@ func newTLSServer(w *world) (*tlsServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cert := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"*.example.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(1, 0, 0)}
+	cert := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: append([]string{"*.example.com"}, secretHosts...), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(1, 0, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
 	if err != nil {
 		return nil, err
@@ -51,6 +54,7 @@ func newTLSServer(w *world) (*tlsServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	config := echConfig(ech.PublicKey().Bytes(), plan.Allowed)
 	s.ech = append(binary.BigEndian.AppendUint16(nil, uint16(len(config))), config...)
 	s.config = &tls.Config{
@@ -125,6 +129,10 @@ func (s *tlsServer) serve(c net.Conn) {
 		s.serveDoT(addr, server)
 		return
 	}
+	if name := server.ConnectionState().ServerName; slices.Contains(secretHosts, name) && server.ConnectionState().NegotiatedProtocol != "h2" {
+		s.serveLenient(addr, name, server)
+		return
+	}
 	s.inner <- server
 	<-outer.done
 }
@@ -143,6 +151,10 @@ func (s *tlsServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	addr, _, _ := net.SplitHostPort(a.String())
 	addr = strings.TrimPrefix(addr, "::ffff:")
+	if slices.Contains(secretHosts, r.TLS.ServerName) {
+		s.serveSecretH2(rw, r, addr, r.TLS.ServerName)
+		return
+	}
 	host, _, _ := strings.Cut(r.Host, ":")
 	named := webAllowed(addr, r.TLS.ServerName)
 	ok := named && webAllowed(addr, host)
@@ -153,7 +165,9 @@ func (s *tlsServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	case named && !r.TLS.ECHAccepted:
 		place += " inside TLS"
 	}
-	s.saw(place, ok, r.URL.String())
+	var head strings.Builder
+	_ = r.Header.Write(&head) // a builder takes everything
+	s.saw(place, ok, r.URL.String()+"\n"+head.String())
 	_, _ = io.WriteString(rw, s.reply(place, ok)) // the client may be gone
 }
 

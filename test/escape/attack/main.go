@@ -4,7 +4,7 @@
 // tries one technique of the plan to carry a token out, and prints what it saw. It
 // never judges the result: the test on the host does.
 //
-//	attack [-stock] [-ech HEX] [-port N] NUMBER TOKEN
+//	attack [-stock] [-ech HEX] [-port N] [-other PLACEHOLDER] NUMBER TOKEN
 //	attack listen        # in the second VM: record what comes in
 package main
 
@@ -41,7 +41,8 @@ type attempt struct {
 	token   string
 	stock   bool // without an egress gateway: slirp
 	ech     []byte
-	sshPort int // of the second VM, on the host's loopback
+	sshPort int    // of the second VM, on the host's loopback
+	other   string // a placeholder of another session
 }
 
 func main() {
@@ -49,6 +50,7 @@ func main() {
 	flag.BoolVar(&a.stock, "stock", false, "the network is slirp's")
 	ech := flag.String("ech", "", "an ECHConfigList in `hex`")
 	flag.IntVar(&a.sshPort, "port", 0, "the second VM's SSH port on the host")
+	flag.StringVar(&a.other, "other", "", "a placeholder of another session")
 	flag.Parse()
 	var err error
 	switch a.ech, err = hex.DecodeString(*ech); {

@@ -8,7 +8,7 @@ import "maps"
 func techniques() map[string]func(*attempt) {
 	all := map[string]func(*attempt){}
 	for _, some := range []map[string]func(*attempt){
-		addresses(), names(), rebinding(), overTLS(), overHTTP(), overSSH(), packets(), neighbours(), limits(),
+		addresses(), names(), rebinding(), overTLS(), overHTTP(), overSSH(), packets(), neighbours(), limits(), secrets(), reflections(), services(),
 	} {
 		maps.Copy(all, some)
 	}

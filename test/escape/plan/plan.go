@@ -53,6 +53,26 @@ const (
 	AltTLS     = 8443
 )
 
+// These are names of hosts that a secret is bound to. All are at CDN, except ForgeAPI at CDN2.
+const (
+	Bound    = "bound.example.com" // to which Key is bound; reflects it
+	Forge    = "github.com"
+	ForgeAPI = "api.github.com"
+	Model    = "api.anthropic.com"
+	Project  = "acme/widget" // the repository of the sessions
+	Other    = "acme/other"
+)
+
+// These are the variables of the secrets.
+const (
+	Key      = "BOUND_KEY"
+	ForgeKey = "GITHUB_TOKEN"
+	ModelKey = "ANTHROPIC_API_KEY"
+)
+
+// Forbidden is a part of paths at Bound: requests for them must not have the secret.
+const Forbidden = "/forbidden"
+
 // Services on the host's loopback address that no session may see, and one of the
 // second VM.
 const (
@@ -120,6 +140,7 @@ func AllowedNames() []string {
 		Allowed, Allowed2, AllowedSSH, fmt.Sprintf("%s:%d", AllowedDB, DBPort),
 		fmt.Sprintf("%s:%d,%d", Alt, AltHTTP, AltTLS), Owner,
 		"*." + WildZone, "*." + FlipZone, "cdn.example.com", "mixed.example.com", "chain-lan.example.com",
+		fmt.Sprintf("%s:80,443,%d", Bound, AltTLS), Forge, ForgeAPI, Model,
 	}
 	for _, r := range Rebinds {
 		names = append(names, r.Name())
@@ -150,6 +171,8 @@ type Technique struct {
 	Kills bool
 	// Found says that it escaped once: the short form tries it, too.
 	Found bool
+	// Room is the number of requests for which the budget still has room.
+	Room int
 	// Limit is set for what no gateway can stop: it must work as the words say, and
 	// reach only Reach, a part of the judge's name of a place.
 	Limit, Reach string
