@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Demonstrates the program on this repository: a VM for an agent, what the agent can
-# and cannot reach, a secret that is never on the disk, a fetched commit, and a
+# and cannot reach, a secret that it uses and never has, a fetched commit, and a
 # complete cleanup. KEEP=1 attaches you instead of cleaning up. The demo has its own
 # settings and state; the image is kept for later.
 set -euo pipefail
@@ -17,6 +17,7 @@ if [ -z "$keep" ]; then
   export AGENT_SESSIONIZER_PREPARE=none
 fi
 session=
+host=
 
 bold() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 proof() { printf '  %-34s %s\n' "$1" "$2"; }
@@ -30,6 +31,7 @@ cleanup() {
   code=$?
   trap - EXIT
   [ -z "$session" ] || "$asz" destroy --force "$session" >/dev/null 2>&1 || true
+  [ -z "$host" ] || kill "$host" 2>/dev/null || true
   [ -z "$session" ] || git for-each-ref --format='delete %(refname)' "refs/agents/$session/" | git update-ref --stdin
   rm -rf "$demo"
   exit "$code"
@@ -42,13 +44,29 @@ export DEMO_TOKEN
 cat >"$XDG_CONFIG_HOME/agent-sessionizer/config.yaml" <<'YAML'
 image: debian
 secrets:
-  DEMO_TOKEN: env:DEMO_TOKEN
+  DEMO_TOKEN: {from: "env:DEMO_TOKEN", to: [demo.example], like: demo-}
+network:
+  allow: [demo.example]
 YAML
 
 bold "1. Build a guest image from Debian packages (takes some minutes the first time)"
 "$asz" image build --from debian
 
 bold "2. Open a session on this repository"
+# The host that the secret is bound to, with a certificate of its own.
+go build -o "$demo/demohost" scripts/demohost.go
+"$demo/demohost" "$demo/demohost.crt" >"$demo/proxy" &
+host=$!
+for _ in $(seq 100); do [ ! -s "$demo/proxy" ] || break; sleep 0.1; done
+for roots in "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem; do
+  if [ -r "$roots" ]; then
+    cat "$roots" "$demo/demohost.crt" >"$demo/roots.crt"
+    break
+  fi
+done
+HTTPS_PROXY=$(cat "$demo/proxy")
+SSL_CERT_FILE=$demo/roots.crt
+export HTTPS_PROXY SSL_CERT_FILE
 session=$("$asz" open --detach --cpus 2 --memory 2GiB --disk 10GiB .)
 [ -n "$session" ] || die "the session did not open"
 
@@ -74,14 +92,25 @@ if inside bash -c 'gw=$(ip -4 route show default | cut -d" " -f3); timeout 10 ba
 fi
 proof "the host's port $port" "refused"
 
-want=$(printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16)
-got=$(inside sh -c 'printf %s "$DEMO_TOKEN" | sha256sum | cut -c1-16')
-[ "$want" = "$got" ] || die "the secret is missing in the agent's shell"
+hash() { sha256sum | cut -c1-16; }
+want=$(printf %s "$DEMO_TOKEN" | hash)
+has=$(inside sh -c 'printf %s "$DEMO_TOKEN"')
+[ -n "$has" ] && [ "$(printf %s "$has" | hash)" != "$want" ] || die "the guest has the secret, or no placeholder"
+proof "secret in the agent's shell" "a placeholder: $has"
+if [ "$(uname)" = Linux ]; then # elsewhere, a certificate cannot be trusted for one process only
+  got=$(inside sh -c 'curl -sS -H "Authorization: Bearer $DEMO_TOKEN" https://demo.example/')
+  [ "$got" = "$want" ] || die "demo.example got $got instead of the secret"
+  proof "what demo.example got" "the secret (SHA-256 $got…)"
+fi
+# Everything in the guest that looks like the secret must be the placeholder.
+found=$(inside sudo sh -c 'cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | grep -aoE "demo-[0-9A-Za-z]{30,}"
+  grep -rahoE "demo-[0-9A-Za-z]{30,}" /run /tmp /home /root /etc /var/log 2>/dev/null' | sort -u)
+[ "$found" = "$has" ] || die "the guest has: $found"
+proof "in the guest's processes and files" "only the placeholder"
 inside sync
 vms=$("$asz" config path | awk '$1 == "LIMA_HOME" { print $2 }')
 state=$("$asz" config path | awk '$1 == "state" { print $2 }')
 if found=$(grep -rlaF -- "$DEMO_TOKEN" "$vms" "$state" "$demo"); then die "the secret is on disk: $found"; fi
-proof "secret in the agent's shell" "yes (SHA-256 $got…)"
 proof "secret in the VM's disk, state, logs" "no ($(du -shc "$vms" "$state" | tail -n 1 | cut -f1) searched)"
 proof "tmux windows" "$(inside tmux list-windows -t agent -F '#W' | paste -sd' ')"
 proof "Claude Code" "$(inside claude --version 2>/dev/null || echo missing)"
