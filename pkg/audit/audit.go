@@ -44,13 +44,14 @@ const (
 	TokenAdded        Type = "token_added"
 	TokenRemoved      Type = "token_removed"
 	ExecStarted       Type = "exec_started"
+	QuestionAnswered  Type = "question_answered"
 )
 
 // Types returns all types.
 func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
-		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted,
+		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
 	}
 }
 

@@ -42,6 +42,7 @@ type options struct {
 	log    netguard.LogOptions
 	wipe   bool
 	watch  observe.Options
+	ask    observe.AskOptions
 	output taskrun.Offsets
 	home   homeOptions
 }
@@ -90,9 +91,19 @@ func commands() []command {
 		{"credential", "get|store|erase", "git's credential helper", 1, nil, func(_ context.Context, c *call) error {
 			return secrets.Credential(c.guest, c.args[0], c.in, c.out)
 		}},
-		{"hook", "AGENT [JSON]", "record what an agent's hook reports (stdin)", variadic, nil, func(_ context.Context, c *call) error {
-			observe.Hook(c.guest, c.args, c.in)
+		{"hook", "AGENT [JSON]", "record what an agent's hook reports (stdin)", variadic, nil, func(ctx context.Context, c *call) error {
+			frugal()
+			observe.Hook(ctx, c.guest, c.args, c.in, c.out)
 			return nil
+		}},
+		{"ask", "[--choice TEXT]… QUESTION", "ask the host's user, and print the answer", 1, func(f *flag.FlagSet, o *options) {
+			f.Func("choice", "", func(text string) error {
+				o.ask.Choices = append(o.ask.Choices, text)
+				return nil
+			})
+		}, func(ctx context.Context, c *call) error {
+			frugal()
+			return observe.Ask(ctx, c.guest, c.args[0], c.ask, c.out)
 		}},
 		{"bell", "WINDOW", "record the bell of a tmux window", 1, nil, func(_ context.Context, c *call) error {
 			observe.Bell(c.guest, c.args[0])

@@ -22,7 +22,7 @@ const patience = 2 * time.Minute
 // watched is a stream of snapshots.
 type watched struct {
 	*testing.T
-	stdin io.Closer
+	stdin io.WriteCloser
 	seen  chan guestproto.Observation
 	ended chan error
 	last  guestproto.Observation
@@ -160,7 +160,11 @@ func (p *pretender) hook(agent, event string, fields ...string) {
 	p.Helper()
 	file := filepath.Join(p.dir, "event")
 	text := fmt.Sprintf(`{"session_id":"s","hook_event_name":%q%s}`, event, strings.Join(append([]string{""}, fields...), ","))
-	p.run("cat >" + file + " <<'EOF'\n" + text + "\nEOF\nsh -c '\"$GUEST\" hook " + agent + "; :' <" + file)
+	aside := ""
+	if agent == "claude" && event == "PermissionRequest" {
+		aside = " >" + filepath.Join(p.dir, "decision") + " &" // Claude Code goes on while it waits for the hook
+	}
+	p.run("cat >" + file + " <<'EOF'\n" + text + "\nEOF\nsh -c '\"$GUEST\" hook " + agent + "; :' <" + file + aside)
 }
 
 // says writes Claude Code's own file.

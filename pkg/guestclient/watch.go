@@ -31,8 +31,9 @@ var (
 // after each change. It ends when ctx ends, f returns an error, or the guest stops
 // sending. Watch returns the reason and never nil. dir is the checkout whose changes
 // since the commit base are counted; "" for none. The observations are the guest's claims:
-// they are within bounds, but may be false.
-func (g Guest) Watch(ctx context.Context, dir, base string, f func(guestproto.Observation) error) error {
+// they are within bounds, but may be false. The answers to questions in the guest are sent to
+// it; nil for none.
+func (g Guest) Watch(ctx context.Context, dir, base string, answers <-chan guestproto.Answer, f func(guestproto.Observation) error) error {
 	args := []string{"watch"}
 	if dir != "" {
 		args = append(args, "--dir", dir, "--base", base)
@@ -40,18 +41,32 @@ func (g Guest) Watch(ctx context.Context, dir, base string, f func(guestproto.Ob
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, w := io.Pipe()
 	stdin, hold := io.Pipe() // when it ends, the guest's side ends, too
-	done := make(chan struct{})
+	done, sent := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(sent)
+		for {
+			select {
+			case a := <-answers:
+				if a.Encode(hold) != nil {
+					return // Watch ends
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	go func() {
 		err := g.SSH.Run(ctx, g.program(args...), ssh.IO{Stdin: stdin, Stdout: w})
 		w.CloseWithError(err) // nil reads as the end
 		close(done)
 	}()
-	// The goroutine ends before Watch returns: closing the reader fails its writes, and
-	// cancelling ends its command.
+	// The goroutines end before Watch returns: closing the pipes fails their writes, and
+	// cancelling ends the command.
 	defer func() {
-		_ = errors.Join(r.Close(), hold.Close()) // never fail, according to io
+		_ = errors.Join(r.Close(), hold.Close(), stdin.Close()) // never fail, according to io
 		cancel(nil)
 		<-done
+		<-sent
 	}()
 	return readObservations(r, cancel, f)
 }

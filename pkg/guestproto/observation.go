@@ -47,6 +47,9 @@ type Observation struct {
 	Screen  []string `json:"screen,omitempty"` // lines of text, without colours
 	Changes *Changes `json:"changes,omitempty"`
 	Machine *Machine `json:"machine,omitempty"`
+
+	Questions []Question `json:"questions,omitempty"` // that wait for an answer, oldest first
+	Taken     []string   `json:"taken,omitempty"`     // ids of questions whose answer from the host was taken, newest first
 }
 
 // Changes counts how the checkout differs from what was cloned.

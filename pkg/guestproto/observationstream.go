@@ -10,11 +10,12 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // These limit an observation, equally on both sides.
 const (
-	MaxObservation = 64 << 10 // one line, bytes
+	MaxObservation = 128 << 10 // one line, bytes
 	MaxAgents      = 16
 	MaxScreen      = 60  // lines
 	MaxScreenWidth = 200 // characters of a line
@@ -23,7 +24,7 @@ const (
 )
 
 // Encode writes one line. It omits what exceeds the limits; of the screen it omits
-// the beginning.
+// the beginning, and of questions the end.
 func (g Observation) Encode(w io.Writer) error {
 	g = g.sanitized()
 	g.Version = Version
@@ -36,6 +37,12 @@ func (g Observation) Encode(w io.Writer) error {
 		}
 		if line.Len() > MaxObservation && len(g.Screen) > 0 {
 			g.Screen = g.Screen[(len(g.Screen)+1)/2:]
+			continue
+		}
+		if line.Len() > MaxObservation && len(g.Questions) > 0 {
+			for i, q := range g.Questions {
+				g.Questions[i].Text = head(q.Text, utf8.RuneCountInString(q.Text)/2)
+			}
 			continue
 		}
 		if _, err := w.Write(line.Bytes()); err != nil {
@@ -80,6 +87,14 @@ func decodeObservation(line []byte) (Observation, error) {
 			return Observation{}, fmt.Errorf("unknown agent state %q", shorten(string(a.State), maxName))
 		}
 	}
+	for _, q := range g.Questions {
+		if !q.Kind.known() {
+			return Observation{}, fmt.Errorf("unknown kind of question %q", shorten(string(q.Kind), maxName))
+		}
+		if !ValidQuestionID(q.ID) {
+			return Observation{}, fmt.Errorf("id of question must be 16 hex digits, got %q", shorten(q.ID, maxName))
+		}
+	}
 	return g.sanitized(), nil
 }
 
@@ -97,6 +112,11 @@ func (g Observation) sanitized() Observation {
 	for i, line := range g.Screen {
 		g.Screen[i] = shorten(line, MaxScreenWidth)
 	}
+	g.Questions = slices.Clone(g.Questions[:min(len(g.Questions), MaxQuestions)])
+	for i, q := range g.Questions {
+		g.Questions[i] = q.sanitized()
+	}
+	g.Taken = slices.DeleteFunc(slices.Clone(g.Taken[:min(len(g.Taken), MaxTaken)]), func(id string) bool { return !ValidQuestionID(id) })
 	if c := g.Changes; c != nil {
 		g.Changes = &Changes{
 			Branch: shorten(c.Branch, maxName), Commits: max(c.Commits, 0), Files: max(c.Files, 0),
@@ -125,8 +145,10 @@ func possible(t time.Time) time.Time {
 }
 
 // shorten returns clean text of at most this many characters.
-func shorten(s string, most int) string {
-	s = Clean(s)
+func shorten(s string, most int) string { return head(Clean(s), most) }
+
+// head returns the beginning of clean text.
+func head(s string, most int) string {
 	for i := range s {
 		if most == 0 {
 			s = s[:i]
@@ -134,5 +156,5 @@ func shorten(s string, most int) string {
 		}
 		most--
 	}
-	return strings.TrimRight(s, " ")
+	return strings.TrimRight(s, " \n")
 }

@@ -40,6 +40,8 @@ const (
 	ActionDestroy = "destroy" // shows ActionAsk
 	ActionAsk     = "ask"     // asks whether to destroy
 	ActionCopy    = "copy"    // the ssh command
+	ActionAnswer  = "answer"  // shows ActionReply
+	ActionReply   = "reply"   // shows what agents ask, and reads the answers
 )
 
 // Environment variables of Command, besides fzf's own. They keep the shell commands
@@ -207,6 +209,7 @@ func (p *Picker) options(r *workDir) (*fzf.Options, error) {
 		"--bind=ctrl-o:wait+bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
 		"--bind=ctrl-s:wait+bg-transform(" + self + ActionStop + " {+1})+clear-multi",
 		"--bind=ctrl-x:wait+bg-transform(" + self + ActionDestroy + " {+1})+clear-multi",
+		"--bind=ctrl-r:wait+bg-transform(" + self + ActionAnswer + " {+1})+clear-multi",
 		"--bind=ctrl-y:wait+bg-transform(" + self + ActionCopy + " {1})",
 		"--bind=?:toggle-preview",
 	}
@@ -319,10 +322,11 @@ func (p *Picker) follow(ctx context.Context, r *workDir, shown, previewed string
 	}
 }
 
-// Ask makes the fzf that started this process give its screen to ActionAsk. It sends
-// the request over fzf's socket, because only then fzf reads no keys meanwhile. With an
-// execute that follows a wait, the command and fzf would compete for the keys.
-func Ask(ctx context.Context, targets []Target) error {
+// GiveScreen makes the fzf that started this process give its screen to an action on the
+// targets that are sessions. It sends the request over fzf's socket, because only then fzf
+// reads no keys meanwhile. With an execute that follows a wait, the command and fzf would
+// compete for the keys.
+func GiveScreen(ctx context.Context, action string, targets []Target) error {
 	var keys []string
 	for _, t := range targets {
 		if t.Session != "" {
@@ -334,7 +338,7 @@ func Ask(ctx context.Context, targets []Target) error {
 	}
 	// Ctrl-C must end the line there, like Enter does. As a signal it would also reach
 	// fzf, which would end if the command exits before fzf looks.
-	return currentWorkDir().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+ActionAsk+` `+ssh.Quote(keys...)+`; stty "$s"`)
+	return currentWorkDir().post(ctx, `execute:s=$(stty -g); stty -isig eol ^C; `+self+action+` `+ssh.Quote(keys...)+`; stty "$s"`)
 }
 
 // Say returns the fzf action that shows a text above the rows until a key is pressed.

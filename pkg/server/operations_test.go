@@ -98,6 +98,7 @@ func TestOperations(t *testing.T) {
 			checkSessions(as)
 			checkTasks(as)
 			checkRest(as)
+			checkQuestions(as)
 			answers[name] = normal(said.String())
 		})
 	}
@@ -340,5 +341,54 @@ func checkRest(as func(ops.Scope) host) {
 	}
 	if _, err := h.Dial(ctx, "0123456789ab", false); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("login to an unknown session = %v, want code %s", err, fail.NotFound)
+	}
+}
+
+func checkQuestions(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	const id = "bbbb11112222"
+	h.session(id)
+	const name = "agent-acme-app-bbbb11"
+	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{}); len(list.Questions) != 0 {
+		t.Errorf("questions = %+v, want none", list)
+	}
+	refused(reader, fail.NotFound, ops.FindQuestion, ops.FindQuestionRequest{What: id})
+	refused(reader, fail.NotFound, ops.FindQuestion, ops.FindQuestionRequest{What: "0123"})
+	refused(reader, fail.NotFound, ops.GetQuestion, ops.QuestionPath{ID: "0123456789ab"})
+	h.ask(id,
+		store.Question{ID: "0123456789ab", GuestID: "1", Kind: "permission", Agent: "claude", Tool: "Bash", Text: "Bash: ls"},
+		store.Question{ID: "0123ffffffff", GuestID: "2", Kind: "question", Agent: "claude", Text: "Which?", Choices: []string{"this", "that"}},
+	)
+	first := ops.QuestionPath{ID: "0123456789ab"}
+	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{Session: id}); len(list.Questions) != 2 || list.Questions[0].ID != first.ID || list.Questions[0].Name != name {
+		t.Errorf("questions = %+v, want two of %s, the oldest first", list, name)
+	}
+	refused(reader, fail.Conflict, ops.FindQuestion, ops.FindQuestionRequest{What: id})
+	refused(reader, fail.Conflict, ops.FindQuestion, ops.FindQuestionRequest{What: "0123"})
+	if q := mustAsk(reader, ops.FindQuestion, ops.FindQuestionRequest{What: "01234"}); q.ID != first.ID {
+		t.Errorf("question 01234 = %+v, want %s", q, first.ID)
+	}
+	allow := ops.AnswerRequest{QuestionPath: first}
+	allow.Body.Answer = "yes"
+	refused(reader, fail.Policy, ops.AnswerQuestion, allow)
+	refused(h, fail.Usage, ops.AnswerQuestion, ops.AnswerRequest{QuestionPath: first})
+	if q := mustAsk(h, ops.AnswerQuestion, allow); q.State != store.QuestionAnswered || q.Answer != "allow" || q.By == "" {
+		t.Errorf("answered question = %+v, want the answer allow and who answered", q)
+	}
+	refused(h, fail.Conflict, ops.AnswerQuestion, allow)
+	h.ask(id)
+	refused(h, fail.Conflict, ops.AnswerQuestion, ops.AnswerRequest{QuestionPath: ops.QuestionPath{ID: "0123ffffffff"}, Body: allow.Body})
+	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{All: true}); len(list.Questions) != 2 || list.Questions[0].State != store.QuestionClosed {
+		t.Errorf("all questions = %+v, want two that are closed", list)
+	}
+}
+
+// ask makes the questions of a session those that its guest asks.
+func (r *rig) ask(id string, questions ...store.Question) {
+	r.t.Helper()
+	_, err := r.tasks.Sessions.Store.SyncQuestions(r.t.Context(), id, questions, nil, func(*store.Session, []store.Question) ([]store.Event, error) { return nil, nil })
+	if err != nil {
+		r.t.Fatal(err)
 	}
 }

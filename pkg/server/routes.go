@@ -51,6 +51,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 			Tags: []*huma.Tag{
 				{Name: "tasks", Description: "Unattended runs."},
 				{Name: "sessions", Description: "Virtual machines of repositories."},
+				{Name: "questions", Description: "What agents wait for a person to answer."},
 				{Name: "network", Description: "What a session may reach."},
 				{Name: "images", Description: "Disks from which virtual machines start."},
 				{Name: "secrets", Description: "References to secrets, never their values."},
@@ -77,6 +78,10 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.ListSecrets)
 	serve(s, api, ops.CheckSecrets)
 	serve(s, api, ops.RefreshSecrets)
+	serve(s, api, ops.ListQuestions)
+	serve(s, api, ops.FindQuestion)
+	serve(s, api, ops.GetQuestion)
+	serve(s, api, ops.AnswerQuestion)
 	serve(s, api, ops.GetUsage)
 	serve(s, api, ops.GetBudget)
 	serve(s, api, ops.SetBudget)

@@ -34,12 +34,13 @@ type statusWatcher struct {
 	last       []byte        // the file's last content
 	pace       *rate.Limiter // limits all work done for observations
 	eventLimit *rate.Limiter // limits events, which stay in the store
+	questions  questionRelay
 }
 
 // watchGuest watches the guest until ctx ends. conn blocks until a connection exists.
 func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
 	l := statusWatcher{
-		w: w, id: s.ID,
+		w: w, id: s.ID, questions: questionRelay{w: w, id: s.ID},
 		pace: rate.NewLimiter(rate.Every(time.Second), 10), eventLimit: rate.NewLimiter(rate.Every(30*time.Second), 100),
 	}
 	again(ctx, w.Log, "failed to watch guest", watchRetryMin, watchRetryMax, func(ctx context.Context) error {
@@ -58,11 +59,12 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 		return err
 	}
 	// Only the latest observation counts, however fast they arrive.
-	news := make(chan guestproto.Observation, 1)
+	news, answers := make(chan guestproto.Observation, 1), make(chan guestproto.Answer)
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return l.questions.deliver(ctx, answers) })
 	group.Go(func() error {
 		defer close(news)
-		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, func(seen guestproto.Observation) error {
+		return g.Watch(ctx, s.Status.Dir, s.Status.Base.Commit, answers, func(seen guestproto.Observation) error {
 			select {
 			case <-news:
 			default:
@@ -81,6 +83,9 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 				err = l.w.guestSetup().redactSecretsOf(ctx, s, g) // they may have been refreshed
 			}
 			if err == nil {
+				err = l.questions.sync(ctx, seen)
+			}
+			if err == nil {
 				err = l.recordObservation(ctx, s, seen)
 			}
 			if err != nil {
@@ -94,10 +99,16 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 
 // recordObservation stores one observation.
 func (l *statusWatcher) recordObservation(ctx context.Context, s Session, g guestproto.Observation) error {
+	for _, q := range g.Questions { // of scripts; an agent that asks is blocked anyway
+		if first, _, _ := strings.Cut(q.Text, "\n"); q.Agent == "" {
+			g.Agents = append(g.Agents, guestproto.Agent{Name: "script", State: guestproto.AgentBlocked, On: "question: " + guestproto.CleanLines(first, maxEventText)})
+		}
+	}
 	for i := range g.Agents {
 		g.Agents[i].Name, g.Agents[i].On = l.w.text(g.Agents[i].Name), l.w.text(g.Agents[i].On)
 	}
-	g.Window, g.Screen = l.w.text(g.Window), l.screen(g.Screen)
+	g.Window, g.Screen = l.w.text(g.Window), redactLines(l.w, g.Screen)
+	g.Questions, g.Taken = nil, nil // they are in the store
 	text, err := json.Marshal(g)
 	if err != nil {
 		return err
@@ -128,17 +139,17 @@ func (l *statusWatcher) recordObservation(ctx context.Context, s Session, g gues
 	return nil
 }
 
-// screen returns the lines of a screen that may be stored. A program that wraps lines
-// itself may have split a secret over two of them; the secret is then on no single
-// line, so screen also checks all lines joined.
-func (l *statusWatcher) screen(lines []string) []string {
+// redactLines returns lines of a guest that may be stored. A program that wraps lines itself
+// may have split a secret over two of them; the secret is then on no single line, so
+// redactLines also checks all lines joined.
+func redactLines(w *Worker, lines []string) []string {
 	var whole strings.Builder
 	kept := make([]string, len(lines))
 	for i, line := range lines {
-		kept[i] = l.w.text(line)
+		kept[i] = w.text(line)
 		whole.WriteString(strings.TrimSpace(kept[i]))
 	}
-	if text := whole.String(); l.w.Redact.Redact(text) != text {
+	if text := whole.String(); w.Redact.Redact(text) != text {
 		return []string{"[redacted]"}
 	}
 	return kept

@@ -9,6 +9,7 @@ const (
 	EventWarning   = lifecycle.EventWarning // lifecycle.Warning
 	EventNet       = "net"                  // NetChange
 	EventFetch     = "fetch"                // FetchDone
+	EventQuestion  = "question"             // QuestionChange
 	EventAttention = "attention"            // *Attention; limited in rate, so not every change of a guest has one
 )
 

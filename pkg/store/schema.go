@@ -126,4 +126,27 @@ var schema = []string{
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX usage_by_time ON usage(at);
 	CREATE INDEX usage_by_task ON usage(task) WHERE task <> '';`,
+
+	// What waits for a person's answer. num is the order in which they were asked.
+	`CREATE TABLE questions (
+		num         INTEGER PRIMARY KEY,
+		id          TEXT NOT NULL,
+		session     TEXT NOT NULL REFERENCES sessions(id),
+		guest_id    TEXT NOT NULL,
+		kind        TEXT NOT NULL,
+		agent       TEXT NOT NULL,
+		tool        TEXT NOT NULL,
+		text        TEXT NOT NULL,
+		choices     TEXT NOT NULL,
+		only        INTEGER NOT NULL,
+		parts       INTEGER NOT NULL,
+		state       TEXT NOT NULL,
+		asked_at    INTEGER NOT NULL,
+		answer      TEXT NOT NULL,
+		by          TEXT NOT NULL,
+		answered_at INTEGER NOT NULL
+	) STRICT;
+	CREATE UNIQUE INDEX questions_by_id ON questions(id);
+	CREATE UNIQUE INDEX questions_by_guest_id ON questions(session, guest_id);
+	CREATE INDEX questions_that_wait ON questions(num) WHERE state IN ('open', 'answered');`,
 }

@@ -269,16 +269,15 @@ func TestStoreDamagedInside(t *testing.T) {
 		}
 	}
 	checkpoint(t, path)
-	fi, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", int(fi.Size()-4096)/8)), 4096); err != nil {
-		t.Fatal(err)
+	const page = 4096
+	for _, n := range roots(t, path) {
+		if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", page/8)), (n-1)*page); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
@@ -299,6 +298,32 @@ func TestStoreDamagedInside(t *testing.T) {
 func checkpoint(t testing.TB, path string) {
 	t.Helper()
 	raw(t, path, "PRAGMA wal_checkpoint(TRUNCATE)")
+}
+
+// roots returns the first pages of all tables and indexes. The schema itself is elsewhere.
+func roots(t *testing.T, path string) (pages []int64) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	rows, err := db.QueryContext(t.Context(), "SELECT rootpage FROM sqlite_master WHERE rootpage > 1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n int64
+		if err := rows.Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, n)
+	}
+	if err := rows.Err(); err != nil || len(pages) == 0 {
+		t.Fatalf("pages of tables = %v, %v, want some", pages, err)
+	}
+	return pages
 }
 
 func raw(t testing.TB, path, stmt string) {

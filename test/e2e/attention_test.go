@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +103,7 @@ secrets:
 		typed("Escape")
 		w.leaves("Esc")
 	})
+	testAnswers(t, b, name, m, w, say, typed)
 	t.Run("Codex", func(t *testing.T) {
 		say("/exit")
 		w.agent(guestproto.AgentGone, "")
@@ -121,6 +124,7 @@ secrets:
 		}
 		typed("Escape")
 		w.leaves("Esc")
+		testCodexAnswers(t, b, name, w, say)
 		say("hello")
 		w.agent(guestproto.AgentDone, "")
 		b.MustIn(name, "pkill -KILL -u agent -x codex")
@@ -212,7 +216,7 @@ func newAttention(t *testing.T, b *box, name, dir, base string) *attention {
 	a := &attention{t: t, seen: make(chan guestproto.Observation, 10000), came: make(chan time.Time, 10000), ahead: time.Unix(0, there).Sub(asked.Add(time.Since(asked) / 2))}
 	done := make(chan error, 1)
 	go func() {
-		done <- guestclient.Guest{SSH: c}.Watch(ctx, dir, base, func(g guestproto.Observation) error {
+		done <- guestclient.Guest{SSH: c}.Watch(ctx, dir, base, nil, func(g guestproto.Observation) error {
 			a.came <- time.Now()
 			a.seen <- g
 			return nil
@@ -272,11 +276,14 @@ func (a *attention) arrives(what string, seen guestproto.Agent) {
 }
 
 // model is a stand-in for the model's API, on loopback. It answers a prompt with ASKME by
-// a question, one with RUNBASH by a command, and others by a word. It answers one with
-// THINK when the test allows it.
+// a question, one with PLANME by a plan, one with RUNBASH by a command, and others by a word.
+// It answers one with THINK when the test allows it.
 type model struct {
 	port  int
 	think chan struct{}
+
+	mu     sync.Mutex
+	result string // the last message with the result of a tool
 }
 
 func newModel(t *testing.T) *model {
@@ -290,6 +297,9 @@ func newModel(t *testing.T) *model {
 	t.Cleanup(func() { _ = s.Close() })
 	return m
 }
+
+// planFile matches the path of the file into which Claude Code's model writes its plan.
+var planFile = regexp.MustCompile(`/home/agent/\.claude/plans/[\w-]+\.md`)
 
 type block map[string]any
 
@@ -312,7 +322,11 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Content json.RawMessage
 		}
 	}
-	if err := json.NewDecoder(r.Body).Decode(&ask); err != nil {
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = json.Unmarshal(body, &ask)
+	}
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -322,6 +336,11 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			last = string(said.Content)
 		}
 	}
+	if strings.Contains(last, `"tool_result"`) {
+		m.mu.Lock()
+		m.result = last
+		m.mu.Unlock()
+	}
 	if strings.Contains(last, "THINK") {
 		select {
 		case <-m.think:
@@ -329,12 +348,18 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	// A prompt may follow the result of a tool that was interrupted.
+	last = last[max(0, strings.LastIndex(last, `"tool_result"`)):]
 	content, reason := block{"type": "text", "text": "All done."}, "end_turn"
 	id := fmt.Sprintf("toolu_%d", time.Now().UnixNano())
 	switch {
-	case len(ask.Tools) == 0 || strings.Contains(last, `"tool_result"`):
+	case len(ask.Tools) == 0:
 	case strings.Contains(last, "RUNBASH"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "Bash", "input": block{"command": "touch made-by-the-agent", "description": "Make a file"}}, "tool_use"
+	case strings.Contains(last, "PLANME"): // the prompt names the file for the plan
+		content, reason = block{"type": "tool_use", "id": id, "name": "Write", "input": block{"file_path": string(planFile.Find(body)), "content": "First the tests, then the code."}}, "tool_use"
+	case strings.Contains(last, "created successfully"):
+		content, reason = block{"type": "tool_use", "id": id, "name": "ExitPlanMode", "input": block{}}, "tool_use"
 	case strings.Contains(last, "ASKME"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "AskUserQuestion", "input": block{"questions": []block{{
 			"question": "Which DB?", "header": "DB", "multiSelect": false,

@@ -148,7 +148,7 @@ func hostileHome(t *testing.T, h *home) map[string]string {
 	if err := os.Rename(program, program+".real"); err != nil {
 		t.Fatal(err)
 	}
-	observation := fmt.Sprintf(`{"version":1,"agents":[{"name":%[1]s,"state":"blocked","on":%[1]s,"since":"2026-01-01T00:00:00Z"}],"window":%[1]s,"screen":[%[1]s],"changes":{"branch":%[1]s,"commits":1,"files":1}}`, quoted)
+	observation := fmt.Sprintf(`{"version":1,"agents":[{"name":%[1]s,"state":"blocked","on":%[1]s,"since":"2026-01-01T00:00:00Z"}],"window":%[1]s,"screen":[%[1]s],"changes":{"branch":%[1]s,"commits":1,"files":1},"questions":[{"id":"0123456789abcdef","kind":"question","agent":%[1]s,"tool":%[1]s,"text":%[1]s,"choices":[%[1]s]}]}`, quoted)
 	query := fmt.Sprintf(`{"seq":1,"time":"2026-01-01T00:00:00Z","name":%[1]s,"type":"A","reason":%[1]s,"process":%[1]s}`, quoted)
 	write(filepath.Join(root, "observation"), observation+"\n", 0o600)
 	write(filepath.Join(root, "query"), strings.Replace(query, string(quoted), `"denied.example.com"`, 1)+"\n", 0o600)

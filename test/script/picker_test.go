@@ -515,6 +515,29 @@ func TestPickerShowsWhoNeedsYou(t *testing.T) {
 	s.presses(`left with 130`, "Escape")
 }
 
+// TestPickerAnswers checks that ctrl-r shows a question, and sends the answer.
+func TestPickerAnswers(t *testing.T) {
+	w := newWorld(t)
+	w.clone("one")
+	w.run("agent-sessionizer", "open", "-d", "./one")
+	s := w.term("agent-sessionizer")
+	s.sees(`^> +o one +ready`)
+	s.presses(`one asks nothing`, "C-r")
+	s.keys("Enter")
+	w.run("agent-sessionizer", "exec", "one", "--", "sh", "-c", `setsid "$AGENT_GUEST_ROOT/usr/local/bin/agent-guest" ask --choice blue --choice red "Which colour?" >../answer 2>&1 </dev/null &`)
+	s.sees(`^> +\S one +blocked.*question: Which colour\?`)
+	s.presses(`Which colour\?(.*\n)+.*Answer, or Enter to leave it open: *$`, "C-r")
+	s.keys("r", "e", "d", "C-c") // Ctrl-C revokes the answer
+	s.sees(`^> +\S one +blocked`)
+	s.presses(`Answer, or Enter to leave it open: *$`, "C-r")
+	s.keys("2", "Enter")
+	s.sees(`^> +o one +ready`)
+	w.until("the answer in the script", func() bool {
+		return strings.TrimSpace(w.run("agent-sessionizer", "exec", "one", "--", "cat", "../answer")) == "red"
+	})
+	s.presses(`left with 130`, "Escape")
+}
+
 func TestPickerCopies(t *testing.T) {
 	w := newWorld(t)
 	w.put("00000000000a", "o/r", session.Stopped, session.Status{})

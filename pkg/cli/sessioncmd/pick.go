@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
@@ -132,7 +133,11 @@ func runPicker(ctx context.Context, a *app.App, action string, keys []string) er
 		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
 		return p.Preview(ctx, a.Con.Out, keys[0], cmp.Or(columns, 80), cmp.Or(lines, 24))
 	case picker.ActionDestroy:
-		err = picker.Ask(ctx, targets)
+		err = picker.GiveScreen(ctx, picker.ActionAsk, targets)
+	case picker.ActionAnswer:
+		err = picker.GiveScreen(ctx, picker.ActionReply, targets)
+	case picker.ActionReply:
+		return answerPicked(ctx, a, targets)
 	case picker.ActionAsk:
 		return destroyPicked(ctx, a, targets)
 	case picker.ActionTyped:
@@ -193,37 +198,83 @@ func destroyPicked(ctx context.Context, a *app.App, targets []picker.Target) err
 		if err != nil {
 			return err
 		}
-		ok, err := answered(termtext.Line(destroyQuestion(s, lost)) + " [y/N] ")
-		if err != nil || !ok {
+		line, err := readLine(termtext.Line(destroyQuestion(s, lost)) + " [y/N] ")
+		if err != nil || !isYes(line) {
 			return err // the session stays
 		}
 		if _, err = ops.DestroySession.On(ctx, h, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: s.ID}, Force: true}); err != nil {
 			a.Con.Fail(err)
-			_, err = answered("Press Enter to go back. ")
+			_, err = readLine(goBack)
 		}
 		return err
 	})
 }
 
-// answered asks on a terminal where Ctrl-C is an ordinary key that ends the line. A line
-// with Ctrl-C counts as no.
-func answered(question string) (yes bool, err error) {
+// answerPicked shows what agents ask, and sends the answers that the user types.
+func answerPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
+	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+		list, err := ops.ListQuestions.On(ctx, h, ops.QuestionQuery{Session: s.ID})
+		if err != nil {
+			return err
+		}
+		asked := false
+		for _, q := range list.Questions {
+			if q.State != store.QuestionOpen {
+				continue
+			}
+			asked = true
+			showQuestion(a, q)
+			line, err := readLine("Answer, or Enter to leave it open: ")
+			if err != nil {
+				return err
+			}
+			if line == "" {
+				continue
+			}
+			r := ops.AnswerRequest{QuestionPath: ops.QuestionPath{ID: q.ID}}
+			if r.Body.Answer = line; q.Parts > 1 {
+				r.Body.Answer = strings.ReplaceAll(line, ";", "\n")
+			}
+			if _, err := ops.AnswerQuestion.On(ctx, h, r); err != nil {
+				a.Con.Fail(err)
+				if _, err := readLine(goBack); err != nil {
+					return err
+				}
+			}
+		}
+		if !asked {
+			a.Con.Say("%s asks nothing that can be answered here", s.DisplayName())
+			_, err = readLine(goBack)
+		}
+		return err
+	})
+}
+
+const goBack = "Press Enter to go back. "
+
+// readLine asks on a terminal where Ctrl-C is an ordinary key that ends the line. A line
+// with Ctrl-C counts as empty.
+func readLine(question string) (string, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "open terminal to ask: %w", err)
+		return "", fail.New(fail.Usage, "open terminal to ask: %w", err)
 	}
 	defer tty.Close()
 	fmt.Fprint(tty, question)
-	line := make([]byte, 256)
+	line := make([]byte, 4096)
 	n, err := tty.Read(line) // a line, in the terminal's current mode
 	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fail.New(fail.Interrupted, "read answer: %w", err)
+		return "", fail.New(fail.Interrupted, "read answer: %w", err)
 	}
-	switch strings.ToLower(strings.TrimSpace(string(line[:n]))) {
-	case "y", "yes":
-		return true, nil
+	if strings.Contains(string(line[:n]), "\x03") {
+		return "", nil
 	}
-	return false, nil
+	return strings.TrimSpace(string(line[:n])), nil
+}
+
+func isYes(line string) bool {
+	line = strings.ToLower(line)
+	return line == "y" || line == "yes"
 }
 
 func copyPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {

@@ -1,9 +1,11 @@
-// Package observe reports what happens in a guest: its agents and their screens, the changes
-// in the checkout, the load. It records what agents' hooks report, and never disturbs an agent.
+// Package observe reports what happens in a guest: its agents, their screens and questions,
+// the changes in the checkout, the load. It records what agents' hooks report, and passes the
+// host's answers to their questions; it disturbs an agent in no other way.
 package observe
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,9 +105,10 @@ func (e event) text(field string) string {
 	return s
 }
 
-// Hook records what an agent's hook reports. It prints nothing and never fails,
-// because an agent would treat either as an answer to its pending action.
-func Hook(g sys.Guest, args []string, in io.Reader) {
+// Hook records what an agent's hook reports. If the agent asks a question, Hook makes it known
+// to the host. It prints nothing but the host's answer and never fails, because an agent would
+// treat either as an answer to its pending action.
+func Hook(ctx context.Context, g sys.Guest, args []string, in io.Reader, out io.Writer) {
 	now := time.Now().UTC()
 	if len(args) == 0 || !agentName.MatchString(args[0]) || !g.Fake && os.Geteuid() == 0 {
 		return // the agent's user could not replace files of root
@@ -120,12 +123,36 @@ func Hook(g sys.Guest, args []string, in io.Reader) {
 	if !ok {
 		return
 	}
+	if recordEvent(g, args[0], p, e, now) != nil || e.text("hook_event_name") != "PermissionRequest" {
+		return
+	}
+	q := e.question(args[0], p)
+	switch args[0] {
+	case "claude":
+		self, ok := sys.ProcessAt(os.Getpid())
+		if !ok {
+			return
+		}
+		if q, err := q.raise(g, self); err == nil {
+			if answer, ok := q.await(ctx, g, p); ok {
+				_ = e.decideForClaude(q, answer, out) // otherwise the agent's dialog remains
+			}
+		}
+	case "codex":
+		if q, ok := q.inDialog(e); ok {
+			_, _ = q.raise(g, p) // otherwise the agent's dialog remains
+		}
+	}
+}
+
+// recordEvent records what an event says about the agent in process p.
+func recordEvent(g sys.Guest, agent string, p sys.Process, e event, now time.Time) error {
 	unlock, err := lockAttention(g)
 	if err != nil {
-		return // without the directory, nothing can watch
+		return err // without the directory, nothing can watch
 	}
 	defer unlock()
-	fresh := agentReport{Agent: args[0], PID: p.PID, Start: p.Start}
+	fresh := agentReport{Agent: agent, PID: p.PID, Start: p.Start}
 	if fresh.Agent == "claude" {
 		fresh.File = claudeFileOf(p.PID)
 	}
@@ -135,9 +162,9 @@ func Hook(g sys.Guest, args []string, in io.Reader) {
 	}
 	next := n.afterEvent(e, now)
 	if next == n || next.State == "" {
-		return
+		return nil
 	}
-	_ = writeReport(g, next) // a hook cannot report a write error to anyone
+	return writeReport(g, next)
 }
 
 func readReport(path string) (agentReport, error) {
@@ -285,6 +312,19 @@ func (e event) hasBackgroundAgents() bool {
 // a tool asks.
 func (e event) permissionText() string {
 	tool := e.text("tool_name")
+	asks, what := e.toolUse()
+	switch {
+	case asks != "":
+		return summarize("question: " + asks)
+	case what != "":
+		return summarize("permission: " + tool + ": " + what)
+	}
+	return summarize("permission: " + tool)
+}
+
+// toolUse returns the first question that a tool asks, and what else it is used for: a
+// command, a file, an address.
+func (e event) toolUse() (asks, what string) {
 	var input struct {
 		Command     any    `json:"command"`
 		FilePath    string `json:"file_path"`
@@ -298,8 +338,8 @@ func (e event) permissionText() string {
 	}
 	// A field of an unexpected type does not discard the fields that were read.
 	_ = json.Unmarshal(e["tool_input"], &input)
-	if len(input.Questions) > 0 && input.Questions[0].Question != "" {
-		return summarize("question: " + input.Questions[0].Question)
+	if len(input.Questions) > 0 {
+		asks = input.Questions[0].Question
 	}
 	var command string
 	switch c := input.Command.(type) {
@@ -308,12 +348,7 @@ func (e event) permissionText() string {
 	case []any:
 		command = strings.Trim(fmt.Sprint(c), "[]")
 	}
-	for _, what := range []string{command, input.FilePath, input.Notebook, input.URL, input.Query, input.Description} {
-		if what != "" {
-			return summarize("permission: " + tool + ": " + what)
-		}
-	}
-	return summarize("permission: " + tool)
+	return asks, cmp.Or(command, input.FilePath, input.Notebook, input.URL, input.Query, input.Description)
 }
 
 // summarize returns text as one short line.

@@ -43,8 +43,8 @@ type Options struct {
 
 var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
-// Watch prints an observation at each change, until ctx ends or in does, because then
-// the reader is gone.
+// Watch prints an observation at each change, and receives the answers to questions from in.
+// It ends when ctx or in does, because then the reader is gone.
 func Watch(ctx context.Context, g sys.Guest, o Options, in io.Reader, out io.Writer) error {
 	if !commitID.MatchString(o.Base) {
 		return fail.New(fail.Usage, "watch: --base must be a commit id")
@@ -52,7 +52,7 @@ func Watch(ctx context.Context, g sys.Guest, o Options, in io.Reader, out io.Wri
 	ctx, cancel := context.WithCancel(ctx)
 	// This goroutine is not awaited: its read ends only when the sender closes in.
 	go func() {
-		_, _ = io.Copy(io.Discard, in)
+		_ = receiveAnswers(g, in) // after an error the host connects again
 		cancel()
 	}()
 	w := newWatcher(g, o, out)
@@ -93,6 +93,13 @@ type watcher struct {
 	machine *guestproto.Machine
 	view    view
 	work    work
+
+	questions     []question
+	taken         []string
+	questionStamp stamp                // of their directory
+	sureQuestions bool                 // read them at the next poll
+	unblocked     map[string]time.Time // when a question's agent was first seen not to be blocked, by id
+	dialogs       dialogs
 
 	news   bool // something may have changed since list was built
 	list   []entry
@@ -140,12 +147,19 @@ func (w *watcher) poll(now time.Time) {
 		w.dir = dir
 		w.read()
 	}
+	questions, _ := stampOf(w.guest.Path(questionDir))
+	if sure || w.sureQuestions || !questions.same(w.questionStamp) {
+		w.questionStamp, w.sureQuestions = questions, false
+		w.questions, w.taken = readQuestions(w.guest)
+		w.news = true
+	}
 	if sure {
 		w.sure = now
 	}
 	for name, a := range w.agents {
 		w.follow(name, a, now, sure)
 	}
+	w.endAnswered(now)
 	if now.Sub(w.round) >= roundEvery {
 		w.round = now
 		w.machine = measure(w.machine)
@@ -228,9 +242,12 @@ func (w *watcher) follow(name string, a *reportFile, now time.Time, sure bool) {
 }
 
 // isAlive reports whether the agent's process runs.
-func (n agentReport) isAlive() bool {
-	p, ok := sys.ProcessAt(n.PID)
-	return ok && !p.Ended && p.Start == n.Start
+func (n agentReport) isAlive() bool { return isRunning(n.PID, n.Start) }
+
+// isRunning reports whether a process runs that started at that time. Process ids are reused.
+func isRunning(pid int, start string) bool {
+	p, ok := sys.ProcessAt(pid)
+	return ok && !p.Ended && p.Start == start
 }
 
 // printObservation prints the observation if it has changed, or if the last one is older than
@@ -247,6 +264,10 @@ func (w *watcher) printObservation(now time.Time) error {
 	for _, e := range w.list {
 		g.Agents = append(g.Agents, e.Agent)
 	}
+	for _, q := range w.questions {
+		g.Questions = append(g.Questions, q.Question)
+	}
+	g.Taken = w.taken
 	if now.Sub(w.sentAt) < sayEvery && reflect.DeepEqual(g, w.sent) {
 		return nil
 	}
@@ -288,11 +309,18 @@ func (w *watcher) startDue(ctx context.Context, now time.Time) {
 		w.work.running = true
 		w.runTask(ctx, w.worker(now))
 	}
+	if w.dialogsDue(now) {
+		w.dialogs.running = true
+		w.runTask(ctx, w.typist(now))
+	}
 }
 
 // nextPoll returns the time to the next poll. An idle agent can be polled slowly,
 // because it must first be given work before it asks for something.
 func (w *watcher) nextPoll() time.Duration {
+	if len(w.questions) > 0 {
+		return lookEvery
+	}
 	for _, e := range w.list {
 		if e.State == guestproto.AgentWorking || e.State == guestproto.AgentBlocked && e.window == "" {
 			return lookEvery

@@ -1,0 +1,210 @@
+package sessioncmd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/complete"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+type answerOptions struct{ all, json bool }
+
+func NewAnswerCmd(a *app.App) *cobra.Command {
+	var o answerOptions
+	cmd := &cobra.Command{
+		Use:   "answer [QUESTION|SESSION [allow|deny|TEXT]]",
+		Short: "Answer agents that wait for you, or list their questions",
+		Long: `Answer agents that wait for you, or list their questions.
+
+Answer a permission or a plan with allow or deny. Any other text denies it, and tells the
+agent what to do instead. Answer a question with a text or the number of a choice. If it
+has several parts, give one argument for each.
+
+The first answer counts, whether from here, the API or the agent's own terminal.`,
+		Example: `  agent-sessionizer answer                          list the questions
+  agent-sessionizer answer repo allow
+  agent-sessionizer answer 1f0c "use the staging database instead"`,
+		Args: app.Usage(cobra.ArbitraryArgs), ValidArgsFunction: complete.Args(waitingQuestions(a), choicesOf(a)),
+		RunE: func(cmd *cobra.Command, args []string) error { return runAnswer(cmd.Context(), a, o, args) },
+	}
+	cmd.Flags().BoolVar(&o.all, "all", false, "also list questions that have ended")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	return cmd
+}
+
+func runAnswer(ctx context.Context, a *app.App, o answerOptions, args []string) error {
+	h, err := a.Host(ctx)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		return listQuestions(ctx, a, h, o)
+	}
+	q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: args[0]})
+	if err != nil {
+		return err
+	}
+	if len(args) > 1 {
+		separator := " "
+		if q.Parts > 1 {
+			separator = "\n"
+		}
+		r := ops.AnswerRequest{QuestionPath: ops.QuestionPath{ID: q.ID}}
+		r.Body.Answer = strings.Join(args[1:], separator)
+		if q, err = ops.AnswerQuestion.On(ctx, h, r); err != nil {
+			return err
+		}
+		if q, err = awaitDelivery(ctx, h, q); err != nil {
+			return err
+		}
+	}
+	if o.json {
+		return a.Con.JSON(q)
+	}
+	if len(args) > 1 {
+		switch q.State {
+		case store.QuestionDelivered:
+			a.Con.Say("answered %s: %s", asker(q), q.Answer)
+		case store.QuestionClosed:
+			a.Con.Warn("%s stopped waiting before it took the answer; it was answered in its terminal, or it ended", asker(q))
+		default:
+			a.Con.Say("answered %s: %s (saved; it is delivered as soon as the VM can be reached)", asker(q), q.Answer)
+		}
+		return nil
+	}
+	showQuestion(a, q)
+	return nil
+}
+
+// deliveryTime is how long answer waits until the program that asked has taken the answer.
+const deliveryTime = 10 * time.Second
+
+func awaitDelivery(ctx context.Context, h ops.Host, q ops.Question) (ops.Question, error) {
+	for end := time.Now().Add(deliveryTime); q.State == store.QuestionAnswered && time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return q, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+		var err error
+		if q, err = ops.GetQuestion.On(ctx, h, ops.QuestionPath{ID: q.ID}); err != nil {
+			return q, err
+		}
+	}
+	return q, nil
+}
+
+// asker returns who asks a question.
+func asker(q ops.Question) string {
+	return cmp.Or(q.Agent, "the script") + " in " + cmp.Or(q.Repo, q.Name)
+}
+
+func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions) error {
+	list, err := ops.ListQuestions.On(ctx, h, ops.QuestionQuery{All: o.all})
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return a.Con.JSON(list.Questions)
+	}
+	if len(list.Questions) == 0 {
+		a.Con.Say("%s", "no agent waits for an answer")
+		return nil
+	}
+	header, rows := []string{"QUESTION", "SESSION", "AGENT", "KIND", "FOR", "TEXT"}, [][]string{}
+	if o.all {
+		header = append(header[:5:5], "STATE", "ANSWER", "TEXT")
+	}
+	for _, q := range list.Questions {
+		text, _, more := strings.Cut(q.Text, "\n")
+		if more {
+			text += " …"
+		}
+		row := []string{q.ID, cmp.Or(q.Repo, q.Name), cmp.Or(q.Agent, "script"), q.Kind, console.Ago(q.AskedAt)}
+		if o.all {
+			answer, _, _ := strings.Cut(q.Answer, "\n")
+			row = append(row, string(q.State), answer)
+		}
+		rows = append(rows, append(row, text))
+	}
+	a.Con.Table(header, rows)
+	return nil
+}
+
+// showQuestion prints a question, and how to answer it.
+func showQuestion(a *app.App, q ops.Question) {
+	a.Printf("%s asks (%s, %s ago):\n\n", asker(q), q.Kind, console.Ago(q.AskedAt))
+	for line := range strings.Lines(q.Text) {
+		a.Printf("  %s\n", strings.TrimRight(line, "\n"))
+	}
+	for i, c := range q.Choices {
+		a.Printf("  %d. %s\n", i+1, c)
+	}
+	a.Printf("\n")
+	how := "TEXT"
+	switch {
+	case !q.State.Waits() || q.State == store.QuestionAnswered:
+		answer := ""
+		if q.Answer != "" {
+			answer = fmt.Sprintf(": %s by %s", q.Answer, q.By)
+		}
+		a.Printf("%s%s\n", q.State, answer)
+		return
+	case guestproto.QuestionKind(q.Kind).Decides():
+		how = "allow|deny|TEXT"
+	case q.Parts > 1:
+		how = strings.TrimSpace(strings.Repeat("TEXT ", q.Parts))
+	case q.Only:
+		how = "CHOICE"
+	case len(q.Choices) > 0:
+		how = "CHOICE|TEXT"
+	}
+	a.Printf("answer with: agent-sessionizer answer %s %s\n", q.ID, how)
+}
+
+// waitingQuestions offers the questions that wait.
+func waitingQuestions(a *app.App) complete.Lister {
+	return func(cmd *cobra.Command, _ []string) (offer []string) {
+		for _, q := range openQuestions(a, cmd) {
+			text, _, _ := strings.Cut(q.Text, "\n")
+			offer = append(offer, q.ID+"\t"+text)
+		}
+		return offer
+	}
+}
+
+// choicesOf offers the answers to a question.
+func choicesOf(a *app.App) complete.Lister {
+	return func(cmd *cobra.Command, args []string) []string {
+		for _, q := range openQuestions(a, cmd) {
+			if strings.HasPrefix(q.ID, args[0]) && !guestproto.QuestionKind(q.Kind).Decides() {
+				return q.Choices
+			}
+		}
+		return []string{guestproto.Allow, guestproto.Deny}
+	}
+}
+
+func openQuestions(a *app.App, cmd *cobra.Command) []store.Question {
+	m, _ := complete.ReadStore(a, cmd)
+	if m == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(complete.ContextOf(cmd), complete.CompletionTime)
+	defer cancel()
+	list, err := m.Store.Questions(ctx, "", false)
+	if err != nil {
+		return nil // a completion reports no error
+	}
+	return list
+}

@@ -1,0 +1,144 @@
+package observe
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+)
+
+// Codex opens the dialog of a permission only after its hook has ended, so the hook cannot
+// return the answer. It is typed into the dialog instead, while the screen shows it.
+const (
+	dialogEvery = time.Second      // starts a process; only while such a question is open
+	dialogSoon  = 20 * time.Second // a dialog appears within this time after its hook
+	typeEvery   = 3 * time.Second  // between two attempts, of all watchers together
+	keyPause    = 500 * time.Millisecond
+
+	typingLock = ".typing"
+	shownText  = 40 // characters of a command that identify its dialog
+)
+
+// inDialog makes q a question whose answer is typed into the terminal that the hook runs in.
+// ok is false without such a terminal.
+func (q question) inDialog(e event) (_ question, ok bool) {
+	_, what := e.toolUse()
+	q.Pane, q.Shows = os.Getenv("TMUX_PANE"), withoutSpace(what, shownText)
+	return q, q.Pane != "" && q.Shows != ""
+}
+
+// withoutSpace returns the first characters of a text that are not white space. A terminal
+// wraps lines, and programs indent them.
+func withoutSpace(s string, most int) string {
+	var b strings.Builder
+	for _, r := range s {
+		if !unicode.IsSpace(r) && most > 0 {
+			b.WriteRune(r)
+			most--
+		}
+	}
+	return b.String()
+}
+
+// isDialog reports whether a screen of Codex shows the dialog of the question.
+func (q question) isDialog(screen string) bool {
+	at := strings.LastIndex(screen, "Would you like to")
+	if at < 0 || !strings.Contains(screen[at:], "(esc)") {
+		return false
+	}
+	return strings.Contains(withoutSpace(screen[at:], len(screen)), q.Shows)
+}
+
+// dialogs is what the watcher knows about questions whose answers are typed.
+type dialogs struct {
+	running bool
+	looked  time.Time
+	seen    map[string]bool // ids of the questions whose dialog was on the screen
+	typed   map[string]bool // ids of the questions whose answer was typed
+}
+
+// dialogsDue reports whether to look at the dialogs.
+func (w *watcher) dialogsDue(now time.Time) bool {
+	if w.dialogs.running || now.Sub(w.dialogs.looked) < dialogEvery {
+		return false
+	}
+	for _, q := range w.questions {
+		if q.Pane != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// typist types the answers into the dialogs that are on the screen, and ends the questions
+// whose dialogs are gone.
+func (w *watcher) typist(now time.Time) func(context.Context) func() {
+	w.dialogs.looked = now
+	next := dialogs{looked: now, seen: map[string]bool{}, typed: map[string]bool{}}
+	open, was, g := w.questions, w.dialogs, w.guest
+	return func(ctx context.Context) func() {
+		for _, q := range open {
+			if q.Pane == "" {
+				continue
+			}
+			screen, err := tmux(ctx, "capture-pane", "-p", "-t", q.Pane)
+			shown := err == nil && q.isDialog(screen)
+			next.seen[q.ID], next.typed[q.ID] = was.seen[q.ID] || shown, was.typed[q.ID]
+			answer, answerErr := sys.ReadFile(questionPath(g, q.ID, answerFile), maxQuestionFile)
+			switch {
+			case shown && answerErr == nil:
+				next.typed[q.ID] = typeAnswer(ctx, g, q, string(answer)) || next.typed[q.ID]
+			case !shown && next.typed[q.ID]:
+				_, _ = takeAnswer(g, q.ID)
+				withdraw(g, q.ID)
+			case !shown && (next.seen[q.ID] || time.Since(q.At) > dialogSoon): // answered in the terminal
+				withdraw(g, q.ID)
+			}
+		}
+		return func() { w.dialogs, w.sureQuestions = next, true }
+	}
+}
+
+// typeAnswer types an answer into a dialog of Codex, unless a watcher has just done it.
+func typeAnswer(ctx context.Context, g sys.Guest, q question, answer string) bool {
+	f, err := os.OpenFile(filepath.Join(g.Path(questionDir), typingLock), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return false
+	}
+	if info, err := f.Stat(); err != nil || info.Size() > 0 && time.Since(info.ModTime()) < typeEvery {
+		return false
+	}
+	if _, err := f.WriteAt([]byte(q.ID), 0); err != nil { // sets the time
+		return false
+	}
+	type step []string
+	keys := func(name string) step { return step{"send-keys", "-t", q.Pane, name} }
+	steps := []step{keys("Escape")}
+	switch answer {
+	case guestproto.Allow:
+		steps = []step{keys("y")}
+	case guestproto.Deny:
+	default:
+		const buffer = "agent-answer"
+		steps = append(steps, step{"set-buffer", "-b", buffer, "--", answer}, step{"paste-buffer", "-p", "-d", "-b", buffer, "-t", q.Pane}, keys("Enter"))
+	}
+	for i, s := range steps {
+		if i > 0 {
+			time.Sleep(keyPause) // the program must have drawn what the next key is for
+		}
+		if _, err := tmux(ctx, s...); err != nil {
+			return false
+		}
+	}
+	return true
+}

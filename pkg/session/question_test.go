@@ -1,0 +1,136 @@
+package session
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+func TestCheckAnswer(t *testing.T) {
+	permission := store.Question{ID: "1", Kind: string(guestproto.AskPermission)}
+	choice := store.Question{ID: "1", Kind: string(guestproto.AskChoice), Choices: []string{"Postgres", "SQLite", "1"}}
+	only := choice
+	only.Only = true
+	parts := store.Question{ID: "1", Kind: string(guestproto.AskChoice), Parts: 2}
+	for _, c := range []struct {
+		of           store.Question
+		answer, want string
+	}{
+		{permission, "allow", "allow"},
+		{permission, " Yes\n", "allow"},
+		{permission, "DENY", "deny"},
+		{permission, "n", "deny"},
+		{permission, "use ls", "use ls"},
+		{store.Question{Kind: string(guestproto.AskPlan)}, "y", "allow"},
+		{choice, "sqlite", "SQLite"},
+		{choice, "2", "SQLite"},
+		{choice, "1", "1"}, // the text of a choice
+		{choice, "4", "4"},
+		{choice, "allow", "allow"},
+		{only, "3", "1"},
+		{parts, "a\r\nb", "a\nb"},
+		{parts, "deny", "deny"},
+		{store.Question{Kind: string(guestproto.AskText)}, "no", "no"},
+	} {
+		if got, err := CheckAnswer(c.of, c.answer); err != nil || got != c.want {
+			t.Errorf("CheckAnswer(%s %q, %q) = %q, %v, want %q", c.of.Kind, c.of.Choices, c.answer, got, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		of           store.Question
+		answer, want string
+	}{
+		{permission, " \n ", "must not be empty"},
+		{permission, strings.Repeat("é", 4001), "at most 4000 characters"},
+		{permission, "\xff", "UTF-8"},
+		{only, "MySQL", `must be one of Postgres, SQLite, 1, got "MySQL"`},
+		{only, "4", "must be one of"},
+		{parts, "a", "has 2 parts and needs an answer to each, got 1"},
+	} {
+		if got, err := CheckAnswer(c.of, c.answer); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), c.want) || fail.HintOf(err) == "" {
+			t.Errorf("CheckAnswer(%s, %.20q) = %q, %v, want %q and a hint", c.of.Kind, c.answer, got, err, c.want)
+		}
+	}
+}
+
+// TestQuestionRelay follows a question from the guest to its answer, over a keeper that is
+// replaced before the delivery.
+func TestQuestionRelay(t *testing.T) {
+	l, s, _ := newLookout(t)
+	relay := func() *questionRelay { return &questionRelay{w: l.w, id: s.ID} }
+	const first, second = "00000000000000a1", "00000000000000a2"
+	asks := guestproto.Observation{Questions: []guestproto.Question{
+		{ID: first, Kind: guestproto.AskPermission, Agent: "claude", Tool: "Bash", Text: "Bash: echo sw0rdfish-0123456789"},
+		{ID: second, Kind: guestproto.AskText, Text: "line\nsw0rdfish-\n0123456789"},
+	}}
+	r := relay()
+	if err := r.sync(t.Context(), asks); err != nil {
+		t.Fatal(err)
+	}
+	list, err := l.w.Sessions.Store.Questions(t.Context(), "", false)
+	if err != nil || len(list) != 2 || list[0].Text != "Bash: echo [redacted]" || list[1].Text != "[redacted]" {
+		t.Fatalf("questions = %+v, %v, want two without secrets", list, err)
+	}
+	l.w.Sessions.Actor = "user:me"
+	qs := Questions{Sessions: l.w.Sessions}
+	if _, err := qs.Answer(t.Context(), list[0].ID, "allow"); err != nil {
+		t.Fatal(err)
+	}
+	r = relay() // another keeper
+	if err := r.sync(t.Context(), asks); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan guestproto.Answer)
+		done := make(chan error, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { done <- r.deliver(ctx, answers) }()
+		began := time.Now()
+		for i, after := range []time.Duration{answerEvery, resendAfter} {
+			a := <-answers
+			if a.ID != first || a.Text != "allow" {
+				t.Errorf("delivery %d = %+v, want allow to %s", i, a, first)
+			}
+			if took := time.Since(began); took > after+answerEvery {
+				t.Errorf("delivery %d after %v, want at most %v", i, took, after+answerEvery)
+			}
+			began = time.Now()
+		}
+		stop()
+		<-done
+	})
+	if err := r.sync(t.Context(), guestproto.Observation{Questions: asks.Questions[1:], Taken: []string{first}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.sync(t.Context(), guestproto.Observation{}); err != nil {
+		t.Fatal(err)
+	}
+	evs, err := l.w.Sessions.Store.Events(t.Context(), s.ID, 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, ev := range evs {
+		if ev.Kind == EventQuestion {
+			got = append(got, string(ev.Data))
+		}
+	}
+	claude := `{"id":"` + list[0].ID + `","state":"STATE","kind":"permission","agent":"claude","text":"Bash: echo [redacted]"`
+	script := `{"id":"` + list[1].ID + `","state":"STATE","kind":"text","text":"[redacted]"`
+	at := func(text, state, rest string) string { return strings.Replace(text, "STATE", state, 1) + rest }
+	const answer = `,"answer":"allow","by":"user:me"}`
+	want := []string{
+		at(claude, "open", "}"), at(script, "open", "}"), at(claude, "answered", answer), at(claude, "delivered", answer), at(script, "closed", "}"),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,191 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+)
+
+// question waits for the only question, which must be of a kind and contain a text.
+func (b *box) question(kind guestproto.QuestionKind, text string) ops.Question {
+	b.t.Helper()
+	var list []ops.Question
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) { // the guest needs the processor
+		list = b.questions()
+		if len(list) == 1 && list[0].State == store.QuestionOpen && list[0].Kind == string(kind) && strings.Contains(list[0].Text, text) {
+			return list[0]
+		}
+	}
+	b.t.Fatalf("questions after a minute = %+v, want one of the kind %s with the text %q", list, kind, text)
+	return ops.Question{}
+}
+
+func (b *box) questions(args ...string) (list []ops.Question) {
+	b.t.Helper()
+	if err := json.Unmarshal([]byte(b.Asz(append([]string{"answer", "--json"}, args...)...)), &list); err != nil {
+		b.t.Fatal(err)
+	}
+	return list
+}
+
+// answered checks that a question was answered with a text and delivered.
+func (b *box) answered(id, answer string, state store.QuestionState) {
+	b.t.Helper()
+	var q ops.Question
+	testenv.WaitFor(b.t, "the question's end", func() bool {
+		if err := json.Unmarshal([]byte(b.Asz("answer", "--json", id)), &q); err != nil {
+			b.t.Fatal(err)
+		}
+		return !q.State.Waits()
+	})
+	if q.State != state || q.Answer != answer {
+		b.t.Errorf("question %s = %s with the answer %q, want %s and %q", id, q.State, q.Answer, state, answer)
+	}
+}
+
+// testAnswers answers questions of Claude Code from the host. It is idle, and asks for
+// permissions.
+func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string)) {
+	asks := func(prompt string, kind guestproto.QuestionKind, text string) ops.Question {
+		t.Helper()
+		say(prompt)
+		w.blocks()
+		return b.question(kind, text)
+	}
+	t.Run("five answers at once", func(t *testing.T) {
+		b.MustIn(name, "rm -f made-by-the-agent")
+		q := asks("RUNBASH three", guestproto.AskPermission, "Bash: touch made-by-the-agent")
+		if q.Agent != "claude" || q.Tool != "Bash" || q.Name != name {
+			t.Errorf("question = %+v, want the tool Bash of claude in %s", q, name)
+		}
+		var codes [5]int
+		var wait sync.WaitGroup
+		for i := range codes {
+			wait.Go(func() { codes[i] = b.Run("agent-sessionizer", "answer", q.ID, "allow").Code })
+		}
+		wait.Wait()
+		count := map[int]int{}
+		for _, c := range codes {
+			count[c]++
+		}
+		if count[0] != 1 || count[4] != 4 {
+			t.Errorf("exit statuses of five answers = %v, want one 0 and four 4", codes)
+		}
+		w.agent(guestproto.AgentDone, "")
+		b.MustIn(name, "test -e made-by-the-agent")
+		b.answered(q.ID, "allow", store.QuestionDelivered)
+	})
+	t.Run("a text", func(t *testing.T) {
+		b.MustIn(name, "rm -f made-by-the-agent")
+		q := asks("RUNBASH four", guestproto.AskPermission, "")
+		b.Asz("answer", name, "use", "the", "other", "directory")
+		m.hears(t, "use the other directory")
+		w.agent(guestproto.AgentDone, "")
+		b.MustIn(name, "test ! -e made-by-the-agent")
+		b.answered(q.ID, "use the other directory", store.QuestionDelivered)
+	})
+	t.Run("a choice", func(t *testing.T) {
+		q := asks("ASKME three", guestproto.AskChoice, "Which DB?")
+		if len(q.Choices) != 2 || q.Choices[1] != "SQLite" {
+			t.Errorf("choices = %q, want Postgres and SQLite", q.Choices)
+		}
+		b.Asz("answer", q.ID, "2")
+		m.hears(t, "SQLite")
+		w.agent(guestproto.AgentDone, "")
+		b.answered(q.ID, "SQLite", store.QuestionDelivered)
+	})
+	t.Run("in the terminal", func(t *testing.T) {
+		q := asks("RUNBASH five", guestproto.AskPermission, "")
+		typed("Enter")
+		w.agent(guestproto.AgentDone, "")
+		b.answered(q.ID, "", store.QuestionClosed)
+		b.Fails(4, "has ended", "answer", q.ID, "allow")
+	})
+	t.Run("a keeper killed before the delivery", func(t *testing.T) {
+		b.MustIn(name, "rm -f made-by-the-agent")
+		q := asks("RUNBASH six", guestproto.AskPermission, "")
+		b.signal("keeper", syscall.SIGSTOP)
+		if out := b.Run("agent-sessionizer", "answer", q.ID, "allow"); out.Code != 0 || !strings.Contains(out.Stderr, "saved") {
+			t.Errorf("answer without a keeper = exit %d, %q, want that it is saved", out.Code, out.Stderr)
+		}
+		b.kill("keeper")
+		b.answered(q.ID, "allow", store.QuestionDelivered) // by the next keeper
+		w.agent(guestproto.AgentDone, "")
+		b.MustIn(name, "test -e made-by-the-agent")
+	})
+	t.Run("a plan", func(t *testing.T) {
+		typed("BTab")
+		typed("BTab")
+		w.until("plan mode", func(g guestproto.Observation) bool {
+			return strings.Contains(strings.Join(g.Screen, "\n"), "plan mode on")
+		})
+		q := asks("PLANME", guestproto.AskPlan, "First the tests, then the code.")
+		b.Asz("answer", q.ID, "allow")
+		m.hears(t, "approved")
+		w.agent(guestproto.AgentDone, "")
+		b.answered(q.ID, "allow", store.QuestionDelivered)
+	})
+	t.Run("a script", func(t *testing.T) {
+		b.MustIn(name, `tmux new-window -d -n script 'agent-guest ask --choice blue --choice red "Which colour?" >/tmp/colour'`)
+		q := b.question(guestproto.AskChoice, "Which colour?")
+		b.Fails(2, "must be one of blue, red", "answer", q.ID, "green")
+		b.Asz("answer", q.ID, "red")
+		b.answered(q.ID, "red", store.QuestionDelivered)
+		testenv.WaitFor(t, "the answer in the script", func() bool { return b.In(name, "cat /tmp/colour").Stdout == "red\n" })
+	})
+}
+
+// testCodexAnswers answers permissions of Codex from the host: the answers are typed into its
+// dialog.
+func testCodexAnswers(t *testing.T, b *box, name string, w *attention, say func(string)) {
+	for _, c := range []struct {
+		answer string
+		made   string
+	}{{"deny", "test ! -e made-by-the-agent"}, {"allow", "test -e made-by-the-agent"}, {"list the directory first", "test ! -e made-by-the-agent"}} {
+		b.MustIn(name, "rm -f made-by-the-agent")
+		say("RUNBASH")
+		w.blocks()
+		q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
+		if q.Agent != "codex" {
+			t.Errorf("question = %+v, want one of codex", q)
+		}
+		b.Asz("answer", q.ID, c.answer)
+		b.answered(q.ID, c.answer, store.QuestionDelivered)
+		w.leaves("the answer " + c.answer)
+		if c.answer != "deny" { // after Escape, Codex waits for its user
+			w.agent(guestproto.AgentDone, "")
+		}
+		b.MustIn(name, c.made)
+	}
+	w.until("the text in Codex", func(g guestproto.Observation) bool {
+		return strings.Contains(strings.Join(g.Screen, "\n"), "list the directory first")
+	})
+}
+
+// blocks waits until the most urgent agent waits for its user.
+func (a *attention) blocks() {
+	a.t.Helper()
+	a.until("a blocked agent", func(g guestproto.Observation) bool {
+		return len(g.Agents) > 0 && g.Agents[0].State == guestproto.AgentBlocked
+	})
+}
+
+// hears waits until the model is sent a text as the result of a tool.
+func (m *model) hears(t *testing.T, text string) {
+	t.Helper()
+	testenv.WaitFor(t, "the model to be sent "+text, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return strings.Contains(m.result, text)
+	})
+}
