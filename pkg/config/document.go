@@ -83,6 +83,7 @@ type Profile struct {
 	Persist   Persist           `yaml:"persist,omitempty" json:"persist,omitempty"`
 	Budget    Budget            `yaml:"budget,omitempty" json:"budget,omitzero"`
 	Logins    Logins            `yaml:"logins,omitempty" json:"logins,omitempty"`
+	Questions Questions         `yaml:"questions,omitempty" json:"questions,omitzero"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -95,7 +96,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Logins == nil {
 		p.Logins = base.Logins
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -145,6 +146,7 @@ type document struct {
 	Persist      Persist             `yaml:"persist,omitempty"`
 	Budget       Budget              `yaml:"budget,omitempty"`
 	Logins       Logins              `yaml:"logins,omitempty"`
+	Questions    Questions           `yaml:"questions,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`

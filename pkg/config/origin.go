@@ -204,6 +204,8 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(set.Budget.Day, "budget", "day")
 	add(set.Budget.Tokens, "budget", "tokens")
 	add(set.Logins, "logins")
+	add(set.Questions.Allow, "questions", "allow")
+	add(set.Questions.DenyAfter, "questions", "deny_after")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")

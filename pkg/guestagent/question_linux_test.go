@@ -65,7 +65,7 @@ func TestQuestions(t *testing.T) {
 		{
 			"ExitPlanMode", `{"plan":"First.\nThen."}`, "allow",
 			guestproto.Question{Kind: guestproto.AskPlan, Tool: "ExitPlanMode", Text: "First.\nThen."},
-			`{"behavior":"allow"}`,
+			`{"behavior":"allow","updatedInput":{"plan":"First.\nThen."}}`,
 		},
 		{
 			"AskUserQuestion", `{"questions":[` + one + `]}`, "SQLite",

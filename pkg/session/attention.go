@@ -11,6 +11,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -37,10 +38,11 @@ type statusWatcher struct {
 	questions  questionRelay
 }
 
-// watchGuest watches the guest until ctx ends. conn blocks until a connection exists.
-func (w *Worker) watchGuest(ctx context.Context, s Session, conn func(context.Context) (*ssh.Client, error)) {
+// watchGuest watches the guest until ctx ends. conn blocks until a connection exists; settings
+// returns the settings as they are now.
+func (w *Worker) watchGuest(ctx context.Context, s Session, settings func() *config.Config, conn func(context.Context) (*ssh.Client, error)) {
 	l := statusWatcher{
-		w: w, id: s.ID, questions: questionRelay{w: w, id: s.ID},
+		w: w, id: s.ID, questions: questionRelay{w: w, id: s.ID, settings: settings},
 		pace: rate.NewLimiter(rate.Every(time.Second), 10), eventLimit: rate.NewLimiter(rate.Every(30*time.Second), 100),
 	}
 	again(ctx, w.Log, "failed to watch guest", watchRetryMin, watchRetryMax, func(ctx context.Context) error {
@@ -83,7 +85,7 @@ func (l *statusWatcher) readObservations(ctx context.Context, s Session, conn fu
 				err = l.w.guestSetup().redactSecretsOf(ctx, s, g) // they may have been refreshed
 			}
 			if err == nil {
-				err = l.questions.sync(ctx, seen)
+				err = l.questions.sync(ctx, s, seen)
 			}
 			if err == nil {
 				err = l.recordObservation(ctx, s, seen)

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
@@ -100,18 +101,25 @@ const (
 
 // questionRelay carries the questions of one guest into the store, and their answers back.
 type questionRelay struct {
-	w    *Worker
-	id   string // of the session
-	once bool   // the rows were synchronized
+	w        *Worker
+	id       string                // of the session
+	settings func() *config.Config // as they are now
+	once     bool                  // the rows were synchronized
 
 	mu      sync.Mutex
 	waiting []store.Question
 }
 
-// sync makes the rows match what the guest asks.
-func (r *questionRelay) sync(ctx context.Context, g guestproto.Observation) error {
+// sync makes the rows match what the guest of s asks.
+func (r *questionRelay) sync(ctx context.Context, s Session, g guestproto.Observation) error {
 	if r.once && !r.differs(g) {
 		return nil
+	}
+	sessions := *r.w.Sessions
+	sessions.Config = r.settings()
+	set, err := Net{Sessions: &sessions}.settings(s)
+	if err != nil { // such as a profile that was removed
+		r.w.Log.WarnContext(ctx, "failed to read the settings; every question waits for a person", "error", err)
 	}
 	var asked []store.Question
 	for _, q := range g.Questions {
@@ -119,10 +127,17 @@ func (r *questionRelay) sync(ctx context.Context, g guestproto.Observation) erro
 		for i, c := range q.Choices {
 			choices[i] = r.w.text(c)
 		}
-		asked = append(asked, store.Question{
+		n := store.Question{
 			ID: ids.New(), GuestID: q.ID, Kind: string(q.Kind), Agent: r.w.text(q.Agent), Tool: r.w.text(q.Tool),
 			Text: strings.Join(redactLines(r.w, strings.Split(q.Text, "\n")), "\n"), Choices: choices, Only: q.Only, Parts: q.Parts,
-		})
+		}
+		switch wait := time.Duration(set.Questions.DenyAfter); {
+		case q.Kind == guestproto.AskPermission && set.Questions.Allow.Allows(q.Tool):
+			n.Deadline, n.Preset = time.Now(), guestproto.Allow
+		case q.Kind.Decides() && wait > 0:
+			n.Deadline, n.Preset = time.Now().Add(wait), guestproto.Deny
+		}
+		asked = append(asked, n)
 	}
 	waiting, err := r.w.Sessions.Store.SyncQuestions(ctx, r.id, asked, g.Taken, func(row *store.Session, changed []store.Question) (evs []store.Event, err error) {
 		err = change(row, func(status *Status) {
@@ -150,7 +165,10 @@ func (r *questionRelay) differs(g guestproto.Observation) bool {
 	})
 }
 
-// deliver passes the answers to the guest until ctx ends. The rows still hold them when the
+// bySettings is who answers a question at its deadline.
+const bySettings = "settings"
+
+// deliver passes the answers to the guest until ctx ends, and answers what is overdue. The rows still hold them when the
 // connection breaks or the keeper is killed; the guest takes an answer only once.
 func (r *questionRelay) deliver(ctx context.Context, answers chan<- guestproto.Answer) error {
 	sent := map[string]time.Time{} // by the guest's id
@@ -173,6 +191,13 @@ func (r *questionRelay) deliver(ctx context.Context, answers chan<- guestproto.A
 			return err
 		}
 		for _, q := range list {
+			if q.State == store.QuestionOpen && q.Preset != "" && !time.Now().Before(q.Deadline) {
+				_, err := r.w.Sessions.Store.AnswerQuestion(ctx, q.ID, bySettings, func(q store.Question) (string, error) { return q.Preset, nil }, questionEvent)
+				if err != nil && fail.CodeOf(err) != fail.Conflict { // a person was faster
+					return err
+				}
+				continue // it is sent at the next look
+			}
 			if q.State != store.QuestionAnswered || time.Since(sent[q.GuestID]) < resendAfter {
 				continue
 			}

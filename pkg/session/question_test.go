@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -65,14 +66,16 @@ func TestCheckAnswer(t *testing.T) {
 // replaced before the delivery.
 func TestQuestionRelay(t *testing.T) {
 	l, s, _ := newLookout(t)
-	relay := func() *questionRelay { return &questionRelay{w: l.w, id: s.ID} }
+	relay := func() *questionRelay {
+		return &questionRelay{w: l.w, id: s.ID, settings: func() *config.Config { return l.w.Sessions.Config }}
+	}
 	const first, second = "00000000000000a1", "00000000000000a2"
 	asks := guestproto.Observation{Questions: []guestproto.Question{
 		{ID: first, Kind: guestproto.AskPermission, Agent: "claude", Tool: "Bash", Text: "Bash: echo sw0rdfish-0123456789"},
 		{ID: second, Kind: guestproto.AskText, Text: "line\nsw0rdfish-\n0123456789"},
 	}}
 	r := relay()
-	if err := r.sync(t.Context(), asks); err != nil {
+	if err := r.sync(t.Context(), s, asks); err != nil {
 		t.Fatal(err)
 	}
 	list, err := l.w.Sessions.Store.Questions(t.Context(), "", false)
@@ -85,7 +88,7 @@ func TestQuestionRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = relay() // another keeper
-	if err := r.sync(t.Context(), asks); err != nil {
+	if err := r.sync(t.Context(), s, asks); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -107,10 +110,10 @@ func TestQuestionRelay(t *testing.T) {
 		stop()
 		<-done
 	})
-	if err := r.sync(t.Context(), guestproto.Observation{Questions: asks.Questions[1:], Taken: []string{first}}); err != nil {
+	if err := r.sync(t.Context(), s, guestproto.Observation{Questions: asks.Questions[1:], Taken: []string{first}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.sync(t.Context(), guestproto.Observation{}); err != nil {
+	if err := r.sync(t.Context(), s, guestproto.Observation{}); err != nil {
 		t.Fatal(err)
 	}
 	evs, err := l.w.Sessions.Store.Events(t.Context(), s.ID, 0, 100)

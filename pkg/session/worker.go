@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
@@ -205,6 +206,8 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	settings := w.Sessions.Config
 	defer func() { w.Sessions.Config = settings }() // not earlier: the goroutines below read it
 	stamp := settings.Stamp()
+	var current atomic.Pointer[config.Config]
+	current.Store(settings)
 	conn := connection{log: w.Log, socket: Connections{Paths: w.Sessions.Config.Paths}.relaySocket(s.ID), dial: func(ctx context.Context) (*ssh.Client, error) {
 		cur, err := w.Sessions.Get(ctx, s.ID)
 		if err != nil {
@@ -216,7 +219,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	var looking sync.WaitGroup
 	lctx, stopLooking := context.WithCancel(ctx)
 	defer func() { stopLooking(); looking.Wait() }()
-	looking.Go(func() { w.watchGuest(lctx, s, conn.get) })
+	looking.Go(func() { w.watchGuest(lctx, s, current.Load, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
 	var monitor gatewayMonitor
@@ -224,6 +227,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		if now := settings.Stamp(); now != stamp {
 			stamp = now
 			settings = w.reload(ctx, s.ID, settings)
+			current.Store(settings)
 		}
 		m, err := w.Driver.Inspect(ctx, s.VM())
 		switch {

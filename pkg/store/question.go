@@ -27,6 +27,8 @@ type Question struct {
 
 	State      QuestionState `json:"state"`
 	AskedAt    time.Time     `json:"asked_at"`
+	Deadline   time.Time     `json:"deadline,omitzero"` // when the answer is Preset, without another one
+	Preset     string        `json:"preset,omitempty"`
 	Answer     string        `json:"answer,omitempty"`
 	By         string        `json:"by,omitempty"` // who answered
 	AnsweredAt time.Time     `json:"answered_at,omitzero"`
@@ -57,16 +59,19 @@ const (
 
 // The program that asks has ended when its session no longer runs.
 const questionColumns = `q.id, q.session, q.guest_id, q.kind, q.agent, q.tool, q.text, q.choices, q.only, q.parts,
-	CASE WHEN q.state IN ('open', 'answered') AND s.phase <> 'ready' THEN 'closed' ELSE q.state END, q.asked_at, q.answer, q.by, q.answered_at
+	CASE WHEN q.state IN ('open', 'answered') AND s.phase <> 'ready' THEN 'closed' ELSE q.state END, q.asked_at, q.deadline, q.preset, q.answer, q.by, q.answered_at
 	FROM questions q JOIN sessions s ON s.id = q.session`
 
 func scanQuestion(row scanner) (q Question, err error) {
 	var choices string
-	var asked, answered int64
-	if err := row.Scan(&q.ID, &q.Session, &q.GuestID, &q.Kind, &q.Agent, &q.Tool, &q.Text, &choices, &q.Only, &q.Parts, &q.State, &asked, &q.Answer, &q.By, &answered); err != nil {
+	var asked, deadline, answered int64
+	if err := row.Scan(&q.ID, &q.Session, &q.GuestID, &q.Kind, &q.Agent, &q.Tool, &q.Text, &choices, &q.Only, &q.Parts, &q.State, &asked, &deadline, &q.Preset, &q.Answer, &q.By, &answered); err != nil {
 		return q, err
 	}
 	q.AskedAt = moment(asked)
+	if deadline != 0 {
+		q.Deadline = moment(deadline)
+	}
 	if answered != 0 {
 		q.AnsweredAt = moment(answered)
 	}
@@ -112,13 +117,17 @@ func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Quest
 				continue // also one that has ended: an id is used once
 			}
 			q.Session, q.State, q.AskedAt = session, QuestionOpen, now()
+			var deadline int64
+			if q.Preset != "" {
+				deadline = q.Deadline.UnixMilli()
+			}
 			choices, err := json.Marshal(q.Choices)
 			if err != nil {
 				return err
 			}
-			if _, err := tx.ExecContext(ctx, `INSERT INTO questions (id, session, guest_id, kind, agent, tool, text, choices, only, parts, state, asked_at, answer, by, answered_at)
-				VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', '', 0)`,
-				q.ID, q.Session, q.GuestID, q.Kind, q.Agent, q.Tool, q.Text, string(choices), q.Only, q.Parts, q.State, q.AskedAt.UnixMilli()); err != nil {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO questions (id, session, guest_id, kind, agent, tool, text, choices, only, parts, state, asked_at, deadline, preset, answer, by, answered_at)
+				VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', '', 0)`,
+				q.ID, q.Session, q.GuestID, q.Kind, q.Agent, q.Tool, q.Text, string(choices), q.Only, q.Parts, q.State, q.AskedAt.UnixMilli(), deadline, q.Preset); err != nil {
 				return fmt.Errorf("add question: %w", err)
 			}
 			waiting, changed = append(waiting, q), append(changed, q)

@@ -142,6 +142,8 @@ var schema = []string{
 		parts       INTEGER NOT NULL,
 		state       TEXT NOT NULL,
 		asked_at    INTEGER NOT NULL,
+		deadline    INTEGER NOT NULL,
+		preset      TEXT NOT NULL,
 		answer      TEXT NOT NULL,
 		by          TEXT NOT NULL,
 		answered_at INTEGER NOT NULL

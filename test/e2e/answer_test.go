@@ -183,9 +183,14 @@ func (a *attention) blocks() {
 // hears waits until the model is sent a text as the result of a tool.
 func (m *model) hears(t *testing.T, text string) {
 	t.Helper()
-	testenv.WaitFor(t, "the model to be sent "+text, func() bool {
+	var last string
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		m.mu.Lock()
-		defer m.mu.Unlock()
-		return strings.Contains(m.result, text)
-	})
+		last = m.result
+		m.mu.Unlock()
+		if strings.Contains(last, text) {
+			return
+		}
+	}
+	t.Fatalf("the last result that the model was sent is %s, want it to contain %q", last, text)
 }

@@ -303,6 +303,8 @@ func (e event) decideForClaude(q question, answer string, out io.Writer) error {
 		decision["updatedInput"] = input
 	case answer != guestproto.Allow:
 		decision = map[string]any{"behavior": guestproto.Deny, "message": answer}
+	case q.Kind == guestproto.AskPlan: // without its input, Claude Code asks its user nevertheless
+		decision["updatedInput"] = e["tool_input"]
 	}
 	return json.NewEncoder(out).Encode(map[string]any{
 		"hookSpecificOutput": map[string]any{"hookEventName": "PermissionRequest", "decision": decision},
