@@ -3,7 +3,9 @@ package guestproto_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +44,11 @@ func TestObservationsRoundTrip(t *testing.T) {
 			Screen:  []string{"", "  ❯ indented, 日本語, é", "last"},
 			Changes: &guestproto.Changes{Branch: "main", Commits: 1, Files: 2, Insertions: 3, Deletions: 4},
 			Machine: &guestproto.Machine{Load: 0.5, MemUsed: 1, MemTotal: 2, DiskUsed: 3, DiskTotal: 4},
+			Questions: []guestproto.Question{
+				{ID: "0123456789abcdef", Kind: guestproto.AskPermission, Agent: "claude", Tool: "Bash", Text: "Bash: rm\n\n  -rf <x>"},
+				{ID: "fedcba9876543210", Kind: guestproto.AskChoice, Text: "Which?", Choices: []string{"日本語", "é"}, Only: true, Parts: 2},
+			},
+			Taken: []string{"0123456789abcdee"},
 		},
 	}
 	var stream bytes.Buffer
@@ -70,6 +77,13 @@ func TestAnObservationFits(t *testing.T) {
 		g.Screen = append(g.Screen, strings.Repeat("𝔘", 5000))
 	}
 	g.Agents = append(g.Agents, guestproto.Agent{Name: "one", State: guestproto.AgentBlocked})
+	for i := range 100 {
+		g.Questions = append(g.Questions, guestproto.Question{
+			ID: fmt.Sprintf("%016x", i), Kind: guestproto.AskText, Text: strings.Repeat("𝔘", 9000), Tool: strings.Repeat("𝔘", 9000),
+			Choices: slices.Repeat([]string{strings.Repeat("𝔘", 900)}, 100),
+		})
+		g.Taken = append(g.Taken, fmt.Sprintf("%016x", i))
+	}
 	var line bytes.Buffer
 	if err := g.Encode(&line); err != nil || line.Len() > guestproto.MaxObservation {
 		t.Fatalf("Encode() = %d bytes, %v, want at most %d", line.Len(), err, guestproto.MaxObservation)
@@ -81,8 +95,11 @@ func TestAnObservationFits(t *testing.T) {
 	if a := got[0].Agents; len(a) != guestproto.MaxAgents || a[0].Name != "one" {
 		t.Fatalf("%d agents, %.20v, want %d, the first named %q", len(a), a, guestproto.MaxAgents, "one")
 	}
-	if n := len(got[0].Screen); n == 0 || n > guestproto.MaxScreen || utf8.RuneCountInString(got[0].Screen[0]) != guestproto.MaxScreenWidth {
-		t.Errorf("%d lines of the screen, want 1 to %d, the first of %d characters", n, guestproto.MaxScreen, guestproto.MaxScreenWidth)
+	if q := got[0].Questions; len(q) != guestproto.MaxQuestions || q[0].Text == "" || len(q[0].Choices) == 0 || len(got[0].Taken) != guestproto.MaxTaken {
+		t.Errorf("%d questions, the first %.20v, %d taken, want %d and %d", len(q), q, len(got[0].Taken), guestproto.MaxQuestions, guestproto.MaxTaken)
+	}
+	if n := len(got[0].Screen); n > guestproto.MaxScreen || n > 0 && utf8.RuneCountInString(got[0].Screen[0]) != guestproto.MaxScreenWidth {
+		t.Errorf("%d lines of the screen, want at most %d, the first of %d characters", n, guestproto.MaxScreen, guestproto.MaxScreenWidth)
 	}
 }
 
@@ -122,6 +139,8 @@ func TestObservationsRefused(t *testing.T) {
 		"unknown field":   `{"version":1,"run":"rm"}`,
 		"unknown state":   `{"version":1,"agents":[{"name":"a","state":"\u001b[31mhappy","since":"2026-01-01T00:00:00Z"}]}`,
 		"no state":        `{"version":1,"agents":[{"name":"a","since":"2026-01-01T00:00:00Z"}]}`,
+		"unknown kind":    `{"version":1,"questions":[{"id":"0123456789abcdef","kind":"\u001b[31m","text":"x"}]}`,
+		"question's id":   `{"version":1,"questions":[{"id":"../../x","kind":"text","text":"x"}]}`,
 		"a number's text": `{"version":1,"machine":{"load":"NaN"}}`,
 		"huge number":     `{"version":1,"changes":{"commits":99999999999999999999}}`,
 		"an empty line":   ``,
@@ -164,10 +183,17 @@ func FuzzObservations(f *testing.F) {
 	f.Add(`{"version":1}`)
 	f.Add(`{"version":1,"agents":[{"name":"claude","pid":3,"state":"blocked","on":"permission: Bash: ls","since":"2026-01-02T03:04:05Z"},{"name":"b","state":"gone","since":"9999-12-31T23:59:59-10:00"}],"window":"claude","screen":["a\u001b[2J","` + "\x7f\u202e" + `"]}`)
 	f.Add(`{"version":1,"changes":{"branch":"main","commits":-1,"files":2,"insertions":3,"deletions":4},"machine":{"load":-0.1,"mem_used":5,"mem_total":4,"disk_used":3,"disk_total":9}}` + "\n{\"version\":1}")
+	f.Add(`{"version":1,"questions":[{"id":"0123456789abcdef","kind":"question","agent":"a\u001b","tool":"\u202e","text":"a\r\n\tb\u001b[2J ","choices":["x\ny"],"only":true,"parts":-1}],"taken":["0123456789abcdef","x"]}`)
 	f.Fuzz(func(t *testing.T, stream string) {
 		got, _ := observations(strings.NewReader(stream))
 		for _, g := range got {
 			texts := append([]string{g.Window}, g.Screen...)
+			for _, q := range g.Questions {
+				texts = append(append(texts, q.Agent, q.Tool), q.Choices...)
+				if !guestproto.ValidQuestionID(q.ID) || utf8.RuneCountInString(q.Text) > guestproto.MaxQuestionText || strings.ContainsAny(q.Text, "\x1b\r\x00\u202e\u009b\t") || q.Parts < 0 {
+					t.Fatalf("question %+v, want an id, and a text of at most %d characters without control characters", q, guestproto.MaxQuestionText)
+				}
+			}
 			for i, a := range g.Agents {
 				texts = append(texts, a.Name, a.On)
 				if a.PID < 0 || i > 0 && a.State.Urgency() < g.Agents[i-1].State.Urgency() {

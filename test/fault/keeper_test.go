@@ -9,6 +9,7 @@ package fault
 import (
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -44,6 +45,29 @@ func cancel(w *world, id string) error {
 	return err
 }
 
+// reply answers the question of the task's agent, once. The answer is saved, so it reaches the
+// agent whichever process is killed.
+func reply(w *world, _ string) error {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		out, err := w.run(nil, "agent-sessionizer", "answer", "--json")
+		if err != nil {
+			return err
+		}
+		var list []struct{ ID string }
+		if err := json.Unmarshal([]byte(out), &list); err != nil {
+			return err
+		}
+		if len(list) > 1 {
+			return fmt.Errorf("one question has %d rows: %s", len(list), out)
+		}
+		if len(list) == 1 {
+			_, err := w.run(nil, "agent-sessionizer", "answer", list[0].ID, "go on")
+			return err
+		}
+	}
+	return errors.New("the agent's question does not arrive")
+}
+
 // With its own identity: a fake guest does not know the host's user.
 const commit = `git -c user.name=Agent -c user.email=agent@example.invalid commit -qam "by the agent"`
 
@@ -53,6 +77,7 @@ var cases = []kase{
 	{"preserved", "echo work >>input.txt; exit 3", "failure_action: preserve", nil, "FAILED_PRESERVED", 1},
 	{"cancel", "echo up; sleep 600", "cancel_grace: 1s", cancel, "CANCELLED", 1},
 	{"timeout", "echo up; sleep 600", "timeout: 2s", nil, "FAILED", 1},
+	{"question", `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest" ask "Go on?" >>input.txt; ` + commit, "", reply, "COMPLETED", 1},
 	// The VM goes away during the first run; the second run uses the same disk.
 	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || sleep 600; ` + commit, "", crash, "COMPLETED", 2},
 }

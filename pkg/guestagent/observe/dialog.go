@@ -21,7 +21,7 @@ const (
 	typeEvery   = 3 * time.Second  // between two attempts, of all watchers together
 	keyPause    = 500 * time.Millisecond
 
-	typingLock = ".typing"
+	typedFile = ".typed" // a lock, with the id of the question whose answer was typed last
 	shownText  = 40 // characters of a command that identify its dialog
 )
 
@@ -60,7 +60,6 @@ type dialogs struct {
 	running bool
 	looked  time.Time
 	seen    map[string]bool // ids of the questions whose dialog was on the screen
-	typed   map[string]bool // ids of the questions whose answer was typed
 }
 
 // dialogsDue reports whether to look at the dialogs.
@@ -80,7 +79,7 @@ func (w *watcher) dialogsDue(now time.Time) bool {
 // whose dialogs are gone.
 func (w *watcher) typist(now time.Time) func(context.Context) func() {
 	w.dialogs.looked = now
-	next := dialogs{looked: now, seen: map[string]bool{}, typed: map[string]bool{}}
+	next := dialogs{looked: now, seen: map[string]bool{}}
 	open, was, g := w.questions, w.dialogs, w.guest
 	return func(ctx context.Context) func() {
 		for _, q := range open {
@@ -89,14 +88,13 @@ func (w *watcher) typist(now time.Time) func(context.Context) func() {
 			}
 			screen, err := tmux(ctx, "capture-pane", "-p", "-t", q.Pane)
 			shown := err == nil && q.isDialog(screen)
-			next.seen[q.ID], next.typed[q.ID] = was.seen[q.ID] || shown, was.typed[q.ID]
-			answer, answerErr := sys.ReadFile(questionPath(g, q.ID, answerFile), maxQuestionFile)
+			next.seen[q.ID] = was.seen[q.ID] || shown
+			answer, err := sys.ReadFile(questionPath(g, q.ID, answerFile), maxQuestionFile)
 			switch {
-			case shown && answerErr == nil:
-				next.typed[q.ID] = typeAnswer(ctx, g, q, string(answer)) || next.typed[q.ID]
-			case !shown && next.typed[q.ID]:
-				_, _ = takeAnswer(g, q.ID)
-				withdraw(g, q.ID)
+			case shown && err == nil:
+				typeAnswer(ctx, g, q, string(answer))
+			case !shown && err == nil && sys.Text(filepath.Join(g.Path(questionDir), typedFile)) == q.ID:
+				_, _ = takeAnswer(g, q.ID) // another watcher may have done it
 			case !shown && (next.seen[q.ID] || time.Since(q.At) > dialogSoon): // answered in the terminal
 				withdraw(g, q.ID)
 			}
@@ -105,21 +103,22 @@ func (w *watcher) typist(now time.Time) func(context.Context) func() {
 	}
 }
 
-// typeAnswer types an answer into a dialog of Codex, unless a watcher has just done it.
-func typeAnswer(ctx context.Context, g sys.Guest, q question, answer string) bool {
-	f, err := os.OpenFile(filepath.Join(g.Path(questionDir), typingLock), os.O_CREATE|os.O_RDWR, 0o600)
+// typeAnswer types an answer into a dialog of Codex, unless a watcher has just typed one. What
+// fails is tried again while the dialog is on the screen.
+func typeAnswer(ctx context.Context, g sys.Guest, q question, answer string) {
+	f, err := os.OpenFile(filepath.Join(g.Path(questionDir), typedFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return false
+		return
 	}
 	defer f.Close()
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return false
+		return
 	}
 	if info, err := f.Stat(); err != nil || info.Size() > 0 && time.Since(info.ModTime()) < typeEvery {
-		return false
+		return
 	}
 	if _, err := f.WriteAt([]byte(q.ID), 0); err != nil { // sets the time
-		return false
+		return
 	}
 	type step []string
 	keys := func(name string) step { return step{"send-keys", "-t", q.Pane, name} }
@@ -137,8 +136,7 @@ func typeAnswer(ctx context.Context, g sys.Guest, q question, answer string) boo
 			time.Sleep(keyPause) // the program must have drawn what the next key is for
 		}
 		if _, err := tmux(ctx, s...); err != nil {
-			return false
+			return
 		}
 	}
-	return true
 }
