@@ -22,7 +22,7 @@ const (
 	keyPause    = 500 * time.Millisecond
 
 	typedFile = ".typed" // a lock, with the id of the question whose answer was typed last
-	shownText  = 40 // characters of a command that identify its dialog
+	shownText = 40       // characters of a command that identify its dialog
 )
 
 // inDialog makes q a question whose answer is typed into the terminal that the hook runs in.
