@@ -187,3 +187,28 @@ func TestAsk(t *testing.T) {
 		t.Errorf("ask of nothing: exit %d, %q, want 2 and the reason", code, errs)
 	}
 }
+
+// TestDialogEnds checks that a question of Codex ends when its user goes on in the terminal.
+func TestDialogEnds(t *testing.T) {
+	g := newFakeGuest(t)
+	w := g.watch(nil)
+	p := g.pretend("codex")
+	p.run("TMUX_PANE=%9; export TMUX_PANE")
+	for _, event := range []string{"Interrupt", "UserPromptSubmit"} {
+		p.hook("codex", "PermissionRequest", `"tool_name":"Bash","tool_input":{"command":"touch x"}`)
+		if q := w.question(); q.Agent != "codex" || q.Text != "Bash: touch x" {
+			t.Errorf("question = %+v, want one of codex", q)
+		}
+		p.hook("codex", event)
+		done := filepath.Join(p.dir, event)
+		p.run("touch " + done)
+		testenv.WaitFor(t, "the end of the hook", func() bool {
+			_, err := os.Stat(done)
+			return err == nil
+		})
+		if left, err := filepath.Glob(filepath.Join(g.root, "run/agent/questions/*.json")); err != nil || len(left) > 0 {
+			t.Errorf("questions after %s = %v, %v, want none", event, left, err)
+		}
+		w.questionEnds()
+	}
+}

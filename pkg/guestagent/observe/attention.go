@@ -123,7 +123,11 @@ func Hook(ctx context.Context, g sys.Guest, args []string, in io.Reader, out io.
 	if !ok {
 		return
 	}
-	if recordEvent(g, args[0], p, e, now) != nil || e.text("hook_event_name") != "PermissionRequest" {
+	if recordEvent(g, args[0], p, e, now) != nil {
+		return
+	}
+	if e.text("hook_event_name") != "PermissionRequest" {
+		endDialogs(g, e, p)
 		return
 	}
 	q := e.question(args[0], p)

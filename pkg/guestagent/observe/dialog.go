@@ -93,13 +93,35 @@ func (w *watcher) typist(now time.Time) func(context.Context) func() {
 			switch {
 			case shown && err == nil:
 				typeAnswer(ctx, g, q, string(answer))
-			case !shown && err == nil && sys.Text(filepath.Join(g.Path(questionDir), typedFile)) == q.ID:
-				_, _ = takeAnswer(g, q.ID) // another watcher may have done it
-			case !shown && (next.seen[q.ID] || time.Since(q.At) > dialogSoon): // answered in the terminal
-				withdraw(g, q.ID)
+			case !shown && (next.seen[q.ID] || time.Since(q.At) > dialogSoon):
+				q.endDialog(g)
 			}
 		}
 		return func() { w.dialogs, w.sureQuestions = next, true }
+	}
+}
+
+// endDialog ends a question whose dialog is gone: by the answer that was typed, or by one that
+// the user gave in the terminal.
+func (q question) endDialog(g sys.Guest) {
+	if sys.Text(filepath.Join(g.Path(questionDir), typedFile)) == q.ID {
+		_, _ = takeAnswer(g, q.ID) // another watcher may have done it
+	}
+	withdraw(g, q.ID)
+}
+
+// endDialogs ends the questions of a Codex that has no dialog open after an event.
+func endDialogs(g sys.Guest, e event, agent sys.Process) {
+	switch e.text("hook_event_name") {
+	case "UserPromptSubmit", "Stop", "Interrupt", "SessionEnd":
+	default:
+		return
+	}
+	open, _ := readQuestions(g)
+	for _, q := range open {
+		if q.Pane != "" && q.AgentPID == agent.PID {
+			q.endDialog(g)
+		}
 	}
 }
 
