@@ -356,6 +356,14 @@ func (c *Config) Policy(s Settings, session Additions, project *Project) (*polic
 	if p.Denied, err = c.expand(s.Network.Deny, "network.deny"); err != nil {
 		return nil, err
 	}
+	if len(s.Network.Ask) > 0 {
+		if p.Asked, err = c.expand(s.Network.Ask, "network.ask"); err != nil {
+			return nil, err
+		}
+	}
+	if len(p.Asked) > 0 && !p.Enforced {
+		return nil, fail.New(fail.Usage, "network.ask needs the gateway, which network.enforce: false turns off").WithHint("agent-sessionizer config edit config.yaml")
+	}
 	for _, h := range s.Network.HostServices {
 		p.HostServices = append(p.HostServices, netip.AddrPort(h))
 	}

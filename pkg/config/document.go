@@ -42,13 +42,14 @@ func (r Resources) Over(base Resources) Resources {
 	return r
 }
 
-// Network holds the network settings of a file. Zero fields are inherited. Allow, Deny and
-// HostServices are added to what is inherited.
+// Network holds the network settings of a file. Zero fields are inherited. Allow, Deny, Ask
+// and HostServices are added to what is inherited.
 type Network struct {
 	Mode         Mode          `yaml:"mode,omitempty" json:"mode,omitempty"`
 	Ports        []Port        `yaml:"ports,omitempty" json:"ports,omitempty"`
 	Allow        []Name        `yaml:"allow,omitempty" json:"allow,omitempty"`
 	Deny         []Name        `yaml:"deny,omitempty" json:"deny,omitempty"`
+	Ask          []Name        `yaml:"ask,omitempty" json:"ask,omitempty"`
 	HostServices []HostService `yaml:"host_services,omitempty" json:"host_services,omitempty"`
 	HTTP         Requests      `yaml:"http,omitempty" json:"http,omitempty"`
 	Enforce      *bool         `yaml:"enforce,omitempty" json:"enforce,omitempty"` // nil means true
@@ -69,6 +70,7 @@ func (n Network) mergeOver(base Network) Network {
 	}
 	n.Allow = slices.Concat(base.Allow, n.Allow)
 	n.Deny = slices.Concat(base.Deny, n.Deny)
+	n.Ask = slices.Concat(base.Ask, n.Ask)
 	n.HostServices = slices.Concat(base.HostServices, n.HostServices)
 	n.HTTP = n.HTTP.mergeOver(base.HTTP)
 	return n

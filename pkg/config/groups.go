@@ -118,7 +118,7 @@ func (c *Config) checkGroups(file string, d document) error {
 		networks["repos."+string(key)+".network"] = r.Set.Network
 	}
 	for at, n := range networks {
-		for key, entries := range map[string][]Name{"allow": n.Allow, "deny": n.Deny} {
+		for key, entries := range map[string][]Name{"allow": n.Allow, "deny": n.Deny, "ask": n.Ask} {
 			if _, err := c.expand(entries, fmt.Sprintf("%s: %s.%s", file, at, key)); err != nil {
 				return fail.New(fail.Usage, "%w", err)
 			}

@@ -224,6 +224,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	}
 	each(len(set.Network.Allow), func(i int) any { return set.Network.Allow[i] }, "network", "allow")
 	each(len(set.Network.Deny), func(i int) any { return set.Network.Deny[i] }, "network", "deny")
+	each(len(set.Network.Ask), func(i int) any { return set.Network.Ask[i] }, "network", "ask")
 	each(len(set.Network.HostServices), func(i int) any { return netip.AddrPort(set.Network.HostServices[i]) }, "network", "host_services")
 	for _, name := range slices.Sorted(maps.Keys(set.Secrets)) {
 		add(set.Secrets[name], "secrets", name)

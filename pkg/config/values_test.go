@@ -16,7 +16,7 @@ func TestValuesOfEveryKey(t *testing.T) {
 	ship := fstest.MapFS{
 		"config.yaml": {Data: []byte(`image: x
 limits: {running: 1, memory_reserve: 1GiB, disk_reserve: 1GiB}
-network: {mode: open, ports: [443], allow: [a.org], deny: [b.org], host_services: ['localhost:1'], enforce: true, http: {A: {deny: ["* /x"]}}}
+network: {mode: open, ports: [443], allow: [a.org], ask: [d.org], deny: [b.org], host_services: ['localhost:1'], enforce: true, http: {A: {deny: ["* /x"]}}}
 secrets: {A: env:A}
 bindings: {A: {to: [a.org]}}
 request_rules: {A: {a.org: {deny: ["* /x"]}}}

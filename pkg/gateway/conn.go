@@ -38,6 +38,7 @@ type conn struct {
 	mu        sync.Mutex
 	asked     question // what the policy allowed; a new policy is asked the same
 	unchecked bool     // the guest's traffic was not inspected
+	holding   bool     // it waits until a person decides; hold asks a new policy itself
 	record    Record   // of the opening
 	opened    bool
 	over      bool // the connection's end was already reported
@@ -147,9 +148,9 @@ func (c *conn) ask(q question) decision {
 // review asks a new policy about the connection that the old policy allowed.
 func (c *conn) review() {
 	c.mu.Lock()
-	asked, lax := c.asked, c.unchecked
+	asked, lax, holding := c.asked, c.unchecked, c.holding
 	c.mu.Unlock()
-	if asked == (question{}) {
+	if asked == (question{}) || holding {
 		return // serve will ask the new policy
 	}
 	if d := c.g.policy.decide(asked); !d.Allowed {

@@ -171,9 +171,10 @@ func (s *dnsServer) answer(ask *dns.Msg) (code int, answer []dns.RR, why string)
 		return dns.RcodeSuccess, answer, ""
 	}
 	d := s.policy.decide(question{Name: name})
-	if !d.Allowed {
+	if !d.Resolves() {
 		return s.denied(name, d)
 	}
+	d.Allowed = true // to be resolved
 	// Records of other types do not exist: there is no IPv6 inside, there are no keys for
 	// an encrypted ClientHello, and no answer can reveal to anyone what the guest asked.
 	if q.Qtype != dns.TypeA {

@@ -86,7 +86,8 @@ type Gateway struct {
 	names  *nameTable // fake addresses
 	hosts  hostTable  // names of the gateway and the guest
 	dns    dnsServer
-	conns  conns   // connections of the guest
+	conns  conns // connections of the guest
+	held   heldTargets
 	ports  exposed // ports of the guest on the host's loopback
 	web    *web
 	quiet  limiter // keeps repeated packets from flooding the log

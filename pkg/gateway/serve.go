@@ -44,7 +44,14 @@ func (c *conn) serveName() {
 	lax := c.unchecked
 	c.mu.Unlock()
 	port := c.to.Port()
-	if d := c.ask(question{Name: c.name, Port: port}); !d.Allowed {
+	q := question{Name: c.name, Port: port}
+	d := c.ask(q)
+	if d.Asks {
+		if d = c.hold(q, d); d.Allowed {
+			d = c.ask(q) // a still newer policy is asked from here on
+		}
+	}
+	if !d.Allowed {
 		c.deny("", d)
 		return
 	}

@@ -23,6 +23,7 @@ type Question struct {
 // Decision is the answer to one question, with an explanation for the user.
 type Decision struct {
 	Allowed bool
+	Asks    bool   // not allowed, unless a person allows it now
 	Rule    string // what decided: a rule as a person writes it, "host service ADDRESS:PORT" or "mode open"; "" if no rule applies
 	Source  string // where that rule comes from
 	Reason  string // a short reason; never empty
@@ -64,7 +65,7 @@ func parentPattern(key string) (string, bool) {
 
 func (p *Policy) build() {
 	p.once.Do(func() {
-		p.names, p.denied, p.requests = newIndex(p.Names), newIndex(p.Denied), parseRequests(p.Requests)
+		p.names, p.denied, p.asked, p.requests = newIndex(p.Names), newIndex(p.Denied), newIndex(p.Asked), parseRequests(p.Requests)
 	})
 }
 
@@ -114,11 +115,14 @@ func (p *Policy) decideName(name string, addr netip.Addr, port uint16) Decision 
 		return Decision{Rule: h.text, Source: h.rule.Source, Reason: "denied by name"}
 	}
 	d := p.allows(name, port)
-	if !d.Allowed || !addr.IsValid() {
+	if !d.Allowed {
+		d = p.asks(name, port, d)
+	}
+	if !d.Resolves() || !addr.IsValid() {
 		return d
 	}
 	if reason := BlockedReason(addr); reason != "" && !p.isHostService(addr, port) {
-		d.Allowed, d.Reason = false, "the name resolves to "+addr.String()+", a "+reason
+		d.Allowed, d.Asks, d.Reason = false, false, "the name resolves to "+addr.String()+", a "+reason
 	}
 	return d
 }
@@ -157,6 +161,29 @@ func (p *Policy) allows(name string, port uint16) Decision {
 	}
 	return d
 }
+
+// asks returns the decision about a name that a person may allow, or otherwise d.
+func (p *Policy) asks(name string, port uint16, d Decision) Decision {
+	if len(p.asked) == 0 || p.Mode != Allowlist {
+		return d
+	}
+	for key, ok := name, true; ok; key, ok = parentPattern(key) {
+		for _, h := range p.asked[key] {
+			ports := h.rule.Ports
+			if ports == nil {
+				ports = p.Ports
+			}
+			if p.portAllowed(ports, name, port) {
+				return Decision{Asks: true, Rule: h.text, Source: h.rule.Source, Reason: "waits for your approval"}
+			}
+		}
+	}
+	return d
+}
+
+// Resolves reports whether the name of the question may be resolved: a connection to it is
+// allowed, or may be.
+func (d Decision) Resolves() bool { return d.Allowed || d.Asks }
 
 // portAllowed reports whether a port is in ports, the ports of a rule. With port 0 it reports
 // whether the name may be resolved, which requires a port that is not denied: without

@@ -71,6 +71,7 @@ type Policy struct {
 	Mode    Mode     `json:"mode"`
 	Names   []Rule   `json:"names"`
 	Denied  []Rule   `json:"denied,omitempty"` // overrides every allowance, in every mode
+	Asked   []Rule   `json:"asked,omitempty"`  // names that nothing allows or denies, but a person may
 	Ports   []uint16 `json:"ports"`            // for every name whose rule has none
 
 	// HostServices holds opted-in exceptions to the blocked ranges. A loopback address
@@ -88,6 +89,7 @@ type Policy struct {
 	once   sync.Once
 	names  index
 	denied index
+	asked  index
 
 	requests [][]hostRequests
 }
@@ -108,11 +110,11 @@ func (p *Policy) Validate() error {
 	if p.Mode.width() < 0 {
 		bad("network mode must be isolated, allowlist or open, got %q", clip(string(p.Mode)))
 	}
-	if len(p.Names) > MaxRules || len(p.Denied) > MaxRules {
-		bad("%d allowed and %d denied names; at most %d of each are allowed", len(p.Names), len(p.Denied), MaxRules)
+	if len(p.Names) > MaxRules || len(p.Denied) > MaxRules || len(p.Asked) > MaxRules {
+		bad("%d allowed, %d denied and %d asked names; at most %d of each are allowed", len(p.Names), len(p.Denied), len(p.Asked), MaxRules)
 		return errors.Join(errs...)
 	}
-	for _, rules := range [][]Rule{p.Names, p.Denied} {
+	for _, rules := range [][]Rule{p.Names, p.Denied, p.Asked} {
 		for _, r := range rules {
 			if len(errs) >= maxErrors {
 				break
@@ -167,7 +169,7 @@ func (r Rule) validate() error {
 	return nil
 }
 
-// PortsOut returns every TCP port that the policy or one of its rules opens for any
+// PortsOut returns every TCP port that the policy or one of its rules opens, or may open, for any
 // name, sorted, for a packet filter. It does not include host services.
 func (p *Policy) PortsOut() []uint16 {
 	if p == nil || p.whyAllDenied() != "" {
@@ -178,8 +180,10 @@ func (p *Policy) PortsOut() []uint16 {
 
 func (p *Policy) portsOut() []uint16 {
 	ports := slices.Clone(p.Ports)
-	for _, r := range p.Names {
-		ports = append(ports, r.Ports...)
+	for _, rules := range [][]Rule{p.Names, p.Asked} {
+		for _, r := range rules {
+			ports = append(ports, r.Ports...)
+		}
 	}
 	slices.Sort(ports)
 	return slices.Compact(ports)

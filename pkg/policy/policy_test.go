@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -808,5 +809,68 @@ func TestBounds(t *testing.T) {
 	}
 	if _, err := policy.Unmarshal(append(whole, bytes.Repeat([]byte(" "), policy.MaxBytes)...)); err == nil {
 		t.Error("Unmarshal of a policy over the bound = nil, want an error")
+	}
+}
+
+func TestAsked(t *testing.T) {
+	rule := func(pattern string, ports ...uint16) policy.Rule {
+		return policy.Rule{Pattern: pattern, Ports: ports, Source: "network.ask"}
+	}
+	p := policy.Default()
+	p.Names, p.Denied = []policy.Rule{{Pattern: "allowed.example.org"}}, []policy.Rule{{Pattern: "denied.example.org"}}
+	p.Asked = []policy.Rule{rule("*.example.org"), rule("db.example.net", 5432)}
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if ports := p.PortsOut(); !slices.Contains(ports, 5432) {
+		t.Errorf("ports = %v, want the one of a rule that asks, too", ports)
+	}
+	for _, c := range []struct {
+		q             policy.Question
+		allowed, asks bool
+	}{
+		{policy.Question{Name: "new.example.org"}, false, true},
+		{policy.Question{Name: "new.example.org", Port: 443}, false, true},
+		{policy.Question{Name: "new.example.org", Port: 25}, false, false},
+		{policy.Question{Name: "db.example.net", Port: 5432}, false, true},
+		{policy.Question{Name: "db.example.net", Port: 443}, false, false},
+		{policy.Question{Name: "allowed.example.org", Port: 443}, true, false},
+		{policy.Question{Name: "denied.example.org", Port: 443}, false, false},
+		{policy.Question{Name: "example.net", Port: 443}, false, false},
+		{policy.Question{Name: "new.example.org", Port: 443, Addr: netip.MustParseAddr("10.0.0.1")}, false, false},
+		{policy.Question{Name: "new.example.org", Port: 443, Addr: netip.MustParseAddr("203.0.113.1")}, false, true},
+	} {
+		if d := p.Decide(c.q); d.Allowed != c.allowed || d.Asks != c.asks || d.Reason == "" || d.Asks && d.Source == "" {
+			t.Errorf("Decide(%+v) = %+v, want allowed %v, asks %v", c.q, d, c.allowed, c.asks)
+		}
+	}
+	for _, mode := range []policy.Mode{policy.Isolated, policy.Open} {
+		other := policy.Tighten(p, nil)
+		other.Mode = mode
+		if d := other.Decide(policy.Question{Name: "new.example.org", Port: 443}); d.Asks {
+			t.Errorf("mode %s: decision = %+v, want that it does not ask", mode, d)
+		}
+	}
+	// A repository's file narrows what is asked about.
+	names := policy.Tighten(p, &policy.Policy{Version: policy.Version, Names: []policy.Rule{{Pattern: "one.example.org"}, {Pattern: "other.example.net"}}})
+	ports := policy.Tighten(p, &policy.Policy{Version: policy.Version, Ports: []uint16{22}})
+	denied := policy.Tighten(p, &policy.Policy{Version: policy.Version, Denied: []policy.Rule{{Pattern: "one.example.org"}}})
+	for _, c := range []struct {
+		p    *policy.Policy
+		name string
+		port uint16
+		want bool
+	}{
+		{names, "one.example.org", 443, true},
+		{names, "two.example.org", 443, false},
+		{names, "other.example.net", 443, false},
+		{ports, "one.example.org", 22, true},
+		{ports, "one.example.org", 443, false},
+		{ports, "db.example.net", 5432, false},
+		{denied, "one.example.org", 443, false},
+	} {
+		if d := c.p.Decide(policy.Question{Name: c.name, Port: c.port}); d.Asks != c.want || d.Allowed {
+			t.Errorf("Decide(%s:%d) of a narrowed policy = %+v, want asks %v", c.name, c.port, d, c.want)
+		}
 	}
 }

@@ -21,6 +21,7 @@ func Tighten(user, repo *Policy) *Policy {
 		Mode:         user.Mode,
 		Names:        slices.Clone(user.Names),
 		Denied:       slices.Clone(user.Denied),
+		Asked:        slices.Clone(user.Asked),
 		Ports:        slices.Clone(user.Ports),
 		HostServices: slices.Clone(user.HostServices),
 		Enforced:     user.Enforced,
@@ -40,8 +41,10 @@ func Tighten(user, repo *Policy) *Policy {
 	switch {
 	case repo.Names != nil:
 		p.Names = commonRules(user, repo, p.Ports)
+		p.Asked = commonRules(&Policy{Names: user.Asked, Ports: user.Ports, Mode: Allowlist}, repo, p.Ports)
 	case repo.Ports != nil:
 		p.Names = slices.AppendSeq([]Rule{}, withPorts(user.Names, repo.Ports))
+		p.Asked = slices.AppendSeq([]Rule{}, withPorts(user.Asked, repo.Ports))
 	}
 	p.Denied = append(p.Denied, repo.Denied...)
 	if repo.HostServices != nil {

@@ -147,7 +147,7 @@ func target(pol *policy.Policy, name string) string {
 }
 
 func refused(pol *policy.Policy, q policy.Question, prefix string) string {
-	if d := pol.Decide(q); !d.Allowed {
+	if d := pol.Decide(q); !d.Resolves() {
 		return prefix + d.Reason
 	}
 	return ""

@@ -206,7 +206,7 @@ func (p *Proxy) answer(ctx context.Context, req *dns.Msg, from netip.AddrPort, w
 			return reply, true
 		}
 	}
-	if !decision.Allowed {
+	if !decision.Resolves() {
 		var ok bool
 		if entry.Process, ok = p.clientProgram(from, name, wait); !ok {
 			return nil, false
