@@ -60,7 +60,7 @@ func stateOf(s session.Session) (state, time.Time) {
 	case s.Phase != session.Ready:
 		return moving(string(s.Phase)), s.StateChangedAt
 	}
-	a := s.Status.Attention
+	a := s.View().Attention
 	if a == nil {
 		return ready, s.StateChangedAt
 	}
@@ -86,7 +86,7 @@ func stateOf(s session.Session) (state, time.Time) {
 func waitsFor(s session.Session, st state) string {
 	switch st {
 	case blocked, failed:
-		return s.Status.Attention.On
+		return s.View().Attention.On
 	case broken:
 		return s.ErrorMessage
 	}

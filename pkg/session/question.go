@@ -67,12 +67,15 @@ func CheckAnswer(q store.Question, answer string) (string, error) {
 		return "", fail.New(fail.Usage, "the answer must be at most %d characters of UTF-8", guestproto.MaxAnswerText).WithHint("%s", hint)
 	}
 	word := strings.ToLower(answer)
-	if guestproto.QuestionKind(q.Kind).Decides() {
+	if q.Kind == store.QuestionNetwork || guestproto.QuestionKind(q.Kind).Decides() {
 		switch word {
 		case guestproto.Allow, "yes", "y":
 			return guestproto.Allow, nil
 		case guestproto.Deny, "no", "n":
 			return guestproto.Deny, nil
+		}
+		if q.Kind == store.QuestionNetwork {
+			return "", fail.New(fail.Usage, "the answer must be allow or deny, got %q", guestproto.CleanLines(answer, maxEventText)).WithHint("%s", hint)
 		}
 		return answer, nil
 	}
@@ -139,14 +142,7 @@ func (r *questionRelay) sync(ctx context.Context, s Session, g guestproto.Observ
 		}
 		asked = append(asked, n)
 	}
-	waiting, err := r.w.Sessions.Store.SyncQuestions(ctx, r.id, asked, g.Taken, func(row *store.Session, changed []store.Question) (evs []store.Event, err error) {
-		err = change(row, func(status *Status) {
-			for _, q := range changed {
-				evs = append(evs, status.Events.Admit(questionEvent(q))...)
-			}
-		})
-		return evs, err
-	})
+	waiting, err := r.w.Sessions.Store.SyncQuestions(ctx, r.id, asked, g.Taken, isOfGuest, admitQuestions)
 	if err != nil {
 		return err
 	}
@@ -154,6 +150,19 @@ func (r *questionRelay) sync(ctx context.Context, s Session, g guestproto.Observ
 	defer r.mu.Unlock()
 	r.once, r.waiting = true, waiting
 	return nil
+}
+
+func isOfGuest(q store.Question) bool { return q.Kind != store.QuestionNetwork }
+
+// admitQuestions returns the events about questions that changed, within the session's budget
+// of events.
+func admitQuestions(row *store.Session, changed []store.Question) (evs []store.Event, err error) {
+	err = change(row, func(status *Status) {
+		for _, q := range changed {
+			evs = append(evs, status.Events.Admit(questionEvent(q))...)
+		}
+	})
+	return evs, err
 }
 
 // differs reports whether the guest asks other questions than those that wait.
@@ -191,6 +200,9 @@ func (r *questionRelay) deliver(ctx context.Context, answers chan<- guestproto.A
 			return err
 		}
 		for _, q := range list {
+			if !isOfGuest(q) {
+				continue
+			}
 			if q.State == store.QuestionOpen && q.Preset != "" && !time.Now().Before(q.Deadline) {
 				_, err := r.w.Sessions.Store.AnswerQuestion(ctx, q.ID, bySettings, func(q store.Question) (string, error) { return q.Preset, nil }, questionEvent)
 				if err != nil && fail.CodeOf(err) != fail.Conflict { // a person was faster

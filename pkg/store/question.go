@@ -27,7 +27,7 @@ type Question struct {
 
 	State      QuestionState `json:"state"`
 	AskedAt    time.Time     `json:"asked_at"`
-	Deadline   time.Time     `json:"deadline,omitzero"` // when the answer is Preset, without another one
+	Deadline   time.Time     `json:"deadline,omitzero"` // when it ends, or is answered with Preset
 	Preset     string        `json:"preset,omitempty"`
 	Answer     string        `json:"answer,omitempty"`
 	By         string        `json:"by,omitempty"` // who answered
@@ -47,6 +47,9 @@ const (
 	QuestionDelivered QuestionState = "delivered" // the program that asked took the answer
 	QuestionClosed    QuestionState = "closed"    // it no longer waits: answered in its terminal, or ended
 )
+
+// QuestionNetwork is the kind of the questions that the gateway asks, not the guest.
+const QuestionNetwork = "network"
 
 // Waits reports whether the program that asked still waits.
 func (s QuestionState) Waits() bool { return s == QuestionOpen || s == QuestionAnswered }
@@ -78,11 +81,11 @@ func scanQuestion(row scanner) (q Question, err error) {
 	return q, json.Unmarshal([]byte(choices), &q.Choices)
 }
 
-// SyncQuestions makes the questions of a session that wait those that its guest asks: it adds
-// new ones, and ends those that are missing. taken has the guest's ids of questions whose
+// SyncQuestions makes the questions of a session that wait, and for which ours returns true,
+// those that are asked: it adds new ones, and ends those that are missing. taken has the guest's ids of questions whose
 // answer was delivered. note returns the events about the questions that changed; it gets the
 // session's row as in Update. SyncQuestions returns the questions that wait.
-func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Question, taken []string, note func(row *Session, changed []Question) ([]Event, error)) (waiting []Question, err error) {
+func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Question, taken []string, ours func(Question) bool, note func(row *Session, changed []Question) ([]Event, error)) (waiting []Question, err error) {
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		waiting = nil
 		var row Session
@@ -95,7 +98,7 @@ func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Quest
 		}
 		var changed []Question
 		for _, q := range known {
-			if !q.State.Waits() {
+			if !q.State.Waits() || !ours(q) {
 				continue
 			}
 			if slices.ContainsFunc(asked, func(a Question) bool { return a.GuestID == q.GuestID }) {
@@ -118,7 +121,7 @@ func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Quest
 			}
 			q.Session, q.State, q.AskedAt = session, QuestionOpen, now()
 			var deadline int64
-			if q.Preset != "" {
+			if !q.Deadline.IsZero() {
 				deadline = q.Deadline.UnixMilli()
 			}
 			choices, err := json.Marshal(q.Choices)

@@ -32,7 +32,7 @@ func (a *asker) sync(taken []string, guestIDs ...string) []store.Question {
 		a.n++
 		asked = append(asked, store.Question{ID: fmt.Sprintf("%s-%d", a.session, a.n), GuestID: id, Kind: "permission", Agent: "claude", Text: "text of " + id, Choices: []string{"x"}})
 	}
-	waiting, err := a.s.SyncQuestions(a.Context(), a.session, asked, taken, func(_ *store.Session, changed []store.Question) (evs []store.Event, err error) {
+	waiting, err := a.s.SyncQuestions(a.Context(), a.session, asked, taken, func(store.Question) bool { return true }, func(_ *store.Session, changed []store.Question) (evs []store.Event, err error) {
 		for _, q := range changed {
 			a.changes = append(a.changes, strings.TrimPrefix(q.Text, "text of ")+" "+string(q.State))
 			evs = append(evs, store.Event{Kind: "question"})

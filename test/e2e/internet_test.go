@@ -39,6 +39,8 @@ var zone = map[string][]string{
 	"rebind.github.com.": {lanAddr, "127.0.0.1", metadataAddr},
 	"rebind.example.":    {lanAddr, "203.0.113.20"},
 	"pkg.npmjs.org.":     {"203.0.113.30"},
+	"asked.example.":     {"203.0.113.20"},
+	"refused.example.":   {"203.0.113.20"},
 	"alias.example.":     nil, // a CNAME to evil.example
 	"six.example.":       {sixAddr},
 }

@@ -29,6 +29,7 @@ func TestSession(t *testing.T) {
 	}
 	b.Write(".config/agent-sessionizer/config.yaml", `
 persist: [agent, .zsh_history]
+network: {ask: [asked.example, refused.example]}
 secrets:
   SENTINEL: {from: "file:`+b.Home+`/secret-file", guest: true}
   MULTI: {from: "file:`+b.Home+`/multi-file", guest: true}
@@ -46,6 +47,7 @@ secrets:
 		}
 	})
 	t.Run("names", func(t *testing.T) { names(t, b, name) })
+	t.Run("questions about the network", func(t *testing.T) { askedNames(t, b, name) })
 	t.Run("addresses and ports", func(t *testing.T) { addresses(t, b, name) })
 	t.Run("ports and host services", func(t *testing.T) { services(t, b, name) })
 	t.Run("the guest firewall survives a restart of docker", func(t *testing.T) {

@@ -64,7 +64,7 @@ func runAnswer(ctx context.Context, a *app.App, o answerOptions, args []string) 
 		if q, err = ops.AnswerQuestion.On(ctx, h, r); err != nil {
 			return err
 		}
-		if q, err = awaitDelivery(ctx, h, q); err != nil {
+		if q, err = awaitDelivery(ctx, a, h, q); err != nil {
 			return err
 		}
 	}
@@ -89,8 +89,13 @@ func runAnswer(ctx context.Context, a *app.App, o answerOptions, args []string) 
 // deliveryTime is how long answer waits until the program that asked has taken the answer.
 const deliveryTime = 10 * time.Second
 
-func awaitDelivery(ctx context.Context, h ops.Host, q ops.Question) (ops.Question, error) {
-	for end := time.Now().Add(deliveryTime); q.State == store.QuestionAnswered && time.Now().Before(end); {
+func awaitDelivery(ctx context.Context, a *app.App, h ops.Host, q ops.Question) (ops.Question, error) {
+	began, silent := time.Now(), true
+	for q.State == store.QuestionAnswered && time.Since(began) < deliveryTime {
+		if silent && time.Since(began) > time.Second {
+			a.Con.Say("saved; waiting until %s takes the answer", asker(q))
+			silent = false
+		}
 		select {
 		case <-ctx.Done():
 			return q, ctx.Err()
@@ -104,9 +109,17 @@ func awaitDelivery(ctx context.Context, h ops.Host, q ops.Question) (ops.Questio
 	return q, nil
 }
 
-// asker returns who asks a question.
+// asker returns what asks a question.
 func asker(q ops.Question) string {
 	return cmp.Or(q.Agent, "the script") + " in " + cmp.Or(q.Repo, q.Name)
+}
+
+// textOf returns what is asked.
+func textOf(q ops.Question) string {
+	if q.Kind == store.QuestionNetwork {
+		return "connect to " + q.Text + "?"
+	}
+	return q.Text
 }
 
 func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions) error {
@@ -126,7 +139,7 @@ func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions)
 		header = append(header[:5:5], "STATE", "ANSWER", "TEXT")
 	}
 	for _, q := range list.Questions {
-		text, _, more := strings.Cut(q.Text, "\n")
+		text, _, more := strings.Cut(textOf(q), "\n")
 		if more {
 			text += " …"
 		}
@@ -144,13 +157,16 @@ func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions)
 // showQuestion prints a question, and how to answer it.
 func showQuestion(a *app.App, q ops.Question) {
 	a.Printf("%s asks (%s, %s ago):\n\n", asker(q), q.Kind, console.Ago(q.AskedAt))
-	for line := range strings.Lines(q.Text) {
+	for line := range strings.Lines(textOf(q)) {
 		a.Printf("  %s\n", strings.TrimRight(line, "\n"))
 	}
 	for i, c := range q.Choices {
 		a.Printf("  %d. %s\n", i+1, c)
 	}
 	a.Printf("\n")
+	if !q.Deadline.IsZero() && q.State == store.QuestionOpen {
+		a.Printf("without an answer: %s in %s\n", cmp.Or(q.Preset, "refused"), max(time.Until(q.Deadline), 0).Round(time.Second))
+	}
 	how := "TEXT"
 	switch {
 	case !q.State.Waits() || q.State == store.QuestionAnswered:
@@ -160,6 +176,8 @@ func showQuestion(a *app.App, q ops.Question) {
 		}
 		a.Printf("%s%s\n", q.State, answer)
 		return
+	case q.Kind == store.QuestionNetwork:
+		how = "allow|deny"
 	case guestproto.QuestionKind(q.Kind).Decides():
 		how = "allow|deny|TEXT"
 	case q.Parts > 1:

@@ -214,7 +214,7 @@ func PushStatus(ctx context.Context, h ops.Host) {
 
 // Notify informs the user, who may be looking elsewhere, of an agent's new state.
 func Notify(ctx context.Context, m *session.Manager, s session.Session) {
-	at := s.Status.Attention
+	at := s.View().Attention
 	if at == nil {
 		return
 	}
