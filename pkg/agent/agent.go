@@ -7,6 +7,7 @@
 package agent
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +20,9 @@ func Command(a manifest.Agent) []string {
 	switch a.Kind {
 	case manifest.Claude:
 		argv := []string{"claude", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose"}
+		if a.Permissions == manifest.AskPermissions { // its hook passes them to the host
+			argv = slices.Replace(argv, 1, 2, "--permission-mode", "default")
+		}
 		argv = option(argv, "--model", a.Model)
 		if a.MaxTurns > 0 {
 			argv = append(argv, "--max-turns", strconv.Itoa(a.MaxTurns))

@@ -34,6 +34,11 @@ func TestCommand(t *testing.T) {
 			[]string{"claude", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose", "--model", "sonnet", "--max-turns", "3", "--tools", "Read,Edit", "--print", "--", "- one\n- two"},
 		},
 		{
+			"claude that asks",
+			manifest.Agent{Kind: manifest.Claude, Prompt: "Fix it.", Permissions: manifest.AskPermissions},
+			[]string{"claude", "--permission-mode", "default", "--output-format", "stream-json", "--verbose", "--print", "--", "Fix it."},
+		},
+		{
 			"codex",
 			manifest.Agent{Kind: manifest.Codex, Prompt: "resume"},
 			[]string{"codex", "exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--", "resume"},

@@ -63,6 +63,11 @@ func TestQuestions(t *testing.T) {
 			`{"behavior":"deny","message":"use /b\ninstead"}`,
 		},
 		{
+			"mcp__db__drop", `{"table":"users"}`, "deny",
+			guestproto.Question{Kind: guestproto.AskPermission, Tool: "mcp__db__drop", Text: `mcp__db__drop: {"table":"users"}`},
+			`{"behavior":"deny","message":"The user denied this."}`,
+		},
+		{
 			"ExitPlanMode", `{"plan":"First.\nThen."}`, "allow",
 			guestproto.Question{Kind: guestproto.AskPlan, Tool: "ExitPlanMode", Text: "First.\nThen."},
 			`{"behavior":"allow","updatedInput":{"plan":"First.\nThen."}}`,

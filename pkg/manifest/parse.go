@@ -93,7 +93,7 @@ func (d *decoder) agent(doc *document) {
 		return
 	case doc.Claude != nil:
 		c := doc.Claude
-		doc.Agent = Agent{Kind: Claude, Prompt: c.Prompt, Model: c.Model, MaxTurns: c.MaxTurns, AllowedTools: c.AllowedTools}
+		doc.Agent = Agent{Kind: Claude, Prompt: c.Prompt, Model: c.Model, MaxTurns: c.MaxTurns, AllowedTools: c.AllowedTools, Permissions: c.Permissions}
 		return
 	}
 	a := &doc.Agent
@@ -119,11 +119,11 @@ func (d *decoder) agent(doc *document) {
 	case Codex:
 		needs("prompt")
 		only("command", "command")
-		only("claude", "max_turns", "allowed_tools")
+		only("claude", "max_turns", "allowed_tools", "permissions")
 	case Command:
 		needs("command")
 		only("claude and codex", "model")
-		only("claude", "max_turns", "allowed_tools")
+		only("claude", "max_turns", "allowed_tools", "permissions")
 		if n := d.inSession["agent.command"]; n != nil && n.Kind == strictyaml.List && (len(a.Command) == 0 || a.Command[0] == "") {
 			d.Bad(n, "agent.command", "must begin with a program")
 		}

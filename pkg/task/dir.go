@@ -125,15 +125,19 @@ func Brief(t Task) string {
 	if t.InSession() {
 		where = "You have sudo in a VM that people also use."
 	}
+	asking := "No one can answer questions; make reasonable decisions and continue."
+	if t.Manifest.Agent.Permissions == manifest.AskPermissions {
+		asking = "Tools that need a permission wait until a person answers."
+	}
 	fmt.Fprintf(&b, `## How this run works
 
-- %s No one can answer questions; make reasonable decisions and continue.
+- %s %s
 - The current directory is the checkout. Commit if the task says so. All differences from the commit that was
   checked out are collected as a patch, whether committed or not. Untracked files are collected too, except those
   that a .gitignore excludes.
 - You can reach only allowed network destinations. A denied destination stays denied; continue without it.
 - The run ends after %v, or after %v without output.
-`, where, t.Manifest.Lifecycle.Timeout, t.Manifest.Lifecycle.HangTimeout)
+`, where, asking, t.Manifest.Lifecycle.Timeout, t.Manifest.Lifecycle.HangTimeout)
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
 		fmt.Fprintf(&b, "- Files that match these patterns are also collected: %s\n", strings.Join(ps, ", "))
 	}

@@ -66,6 +66,14 @@ func (v *liveness) markCPU(now time.Time, cpuMillis int64) {
 	v.beat, v.cpu = now, cpuMillis
 }
 
+// pause counts the time until now as if the agent had been active: it waits for a person.
+func (v *liveness) pause(now time.Time) {
+	v.markOutput(now)
+	v.markProgress(now)
+	v.busy = now
+	delete(v.reported, signLowCPU)
+}
+
 // check returns the new signs, and whether the agent counts as hung.
 func (v *liveness) check(now time.Time) (news []Hang, hung bool) {
 	if gap := now.Sub(v.checked); gap > stall {

@@ -226,7 +226,14 @@ func (r *outputCollector) watchLiveness(ctx context.Context, cancel context.Canc
 		case <-ctx.Done():
 			return
 		}
+		waiting, err := r.rec.Store.Questions(ctx, r.task.SessionID, false)
+		if err != nil && ctx.Err() == nil {
+			r.rec.Log.WarnContext(ctx, "failed to read questions", "error", err) // the agent may count as hung
+		}
 		r.mu.Lock()
+		if len(waiting) > 0 {
+			r.vital.pause(time.Now())
+		}
 		news, hung := r.vital.check(time.Now())
 		for _, h := range news {
 			if h.Sign == signTimeout {
@@ -234,7 +241,7 @@ func (r *outputCollector) watchLiveness(ctx context.Context, cancel context.Canc
 			}
 			r.news = append(r.news, store.NewEvent(EventHang, h))
 		}
-		err := r.saveLocked(ctx, len(news) > 0)
+		err = r.saveLocked(ctx, len(news) > 0)
 		r.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
 			r.rec.Log.ErrorContext(ctx, "failed to record agent progress", "error", err) // the next save writes it all, or fails loudly

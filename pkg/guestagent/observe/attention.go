@@ -434,6 +434,7 @@ type claude struct {
 	Start      string `json:"procStart"`
 	Status     string `json:"status"` // busy, waiting, idle, shell
 	WaitingFor string `json:"waitingFor"`
+	Entrypoint string `json:"entrypoint"` // "cli", or "sdk-…" without a user interface
 	ChangedMS  int64  `json:"statusUpdatedAt"`
 	UpdatedMS  int64  `json:"updatedAt"`
 }
@@ -470,8 +471,8 @@ const (
 // mergeClaude returns the report as corrected by Claude Code's own file. Some changes fire
 // no hook: Esc, an answer to a question, and dialogs that do not belong to a tool.
 func (n agentReport) mergeClaude(c claude, now time.Time) agentReport {
-	if c.Status == "" || n.State == guestproto.AgentGone {
-		return n
+	if c.Status == "" || n.State == guestproto.AgentGone || strings.HasPrefix(c.Entrypoint, "sdk-") {
+		return n // without a user interface there is neither Esc nor a dialog
 	}
 	changed := c.changed()
 	heard := changed.After(n.At) || now.Sub(n.At) > trustHook

@@ -122,6 +122,9 @@ func Ask(ctx context.Context, g sys.Guest, text string, o AskOptions, out io.Wri
 	if strings.TrimSpace(text) == "" {
 		return fail.New(fail.Usage, "ask: the question must not be empty")
 	}
+	if !g.Fake && os.Geteuid() == 0 {
+		return fail.New(fail.Usage, "ask: must not run as root, whose files the agent's user cannot read")
+	}
 	self, ok := sys.ProcessAt(os.Getpid())
 	if !ok {
 		return fail.New(fail.Host, "ask: cannot read /proc")
@@ -268,6 +271,8 @@ func (e event) question(name string, agent sys.Process) question {
 	default:
 		if _, what := e.toolUse(); what != "" {
 			q.Text = tool + ": " + what
+		} else if input := string(e["tool_input"]); input != "" && input != "{}" { // of a tool that is not known here
+			q.Text = tool + ": " + input
 		}
 	}
 	return question{Question: q, AgentPID: agent.PID}
