@@ -105,6 +105,9 @@ func commands() []command {
 			frugal()
 			return observe.Ask(ctx, c.guest, c.args[0], c.ask, c.out)
 		}},
+		{"prompt", "", "type a text (stdin) into the running agent", 0, nil, func(ctx context.Context, c *call) error {
+			return observe.Prompt(ctx, c.guest, c.in)
+		}},
 		{"bell", "WINDOW", "record the bell of a tmux window", 1, nil, func(_ context.Context, c *call) error {
 			observe.Bell(c.guest, c.args[0])
 			return nil

@@ -55,6 +55,7 @@ const (
 	MaxQuestions    = 8        // of a guest at once
 	MaxQuestionText = 4000     // characters
 	MaxAnswerText   = 4000     // characters
+	MaxPromptText   = 16_000   // characters
 	MaxTaken        = 32       // answers that an observation reports as taken
 	maxAnswer       = 32 << 10 // one line, bytes
 	maxChoices      = 10

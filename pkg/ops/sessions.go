@@ -265,14 +265,20 @@ func (e *Engine) setPhase(ctx context.Context, id string, desired session.Phase)
 	})
 }
 
+// ready returns a session that runs.
+func (e *Engine) ready(ctx context.Context, id string) (session.Session, error) {
+	s, err := e.Session(ctx, id)
+	if err == nil && s.Phase != session.Ready {
+		err = fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return s, err
+}
+
 // inGuest calls f with the guest of a running session that has its repository.
 func (e *Engine) inGuest(ctx context.Context, id string, f func(session.Session, repo.Guest) error) error {
-	s, err := e.Session(ctx, id)
+	s, err := e.ready(ctx, id)
 	if err != nil {
 		return err
-	}
-	if s.Phase != session.Ready {
-		return fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	if s.Status.Base == nil {
 		return NotCloned(s.View())

@@ -19,7 +19,6 @@ const (
 	dialogEvery = time.Second      // starts a process; only while such a question is open
 	dialogSoon  = 20 * time.Second // a dialog appears within this time after its hook
 	typeEvery   = 3 * time.Second  // between two attempts, of all watchers together
-	keyPause    = 500 * time.Millisecond
 
 	typedFile = ".typed" // a lock, with the id of the question whose answer was typed last
 	shownText = 40       // characters of a command that identify its dialog
@@ -142,23 +141,13 @@ func typeAnswer(ctx context.Context, g sys.Guest, q question, answer string) {
 	if _, err := f.WriteAt([]byte(q.ID), 0); err != nil { // sets the time
 		return
 	}
-	type step []string
-	keys := func(name string) step { return step{"send-keys", "-t", q.Pane, name} }
-	steps := []step{keys("Escape")}
+	steps := typing{pressKey(q.Pane, "Escape")}
 	switch answer {
 	case guestproto.Allow:
-		steps = []step{keys("y")}
+		steps = typing{pressKey(q.Pane, "y")}
 	case guestproto.Deny:
 	default:
-		const buffer = "agent-answer"
-		steps = append(steps, step{"set-buffer", "-b", buffer, "--", answer}, step{"paste-buffer", "-p", "-d", "-b", buffer, "-t", q.Pane}, keys("Enter"))
+		steps = append(steps, pasteText(q.Pane, answer)...)
 	}
-	for i, s := range steps {
-		if i > 0 {
-			time.Sleep(keyPause) // the program must have drawn what the next key is for
-		}
-		if _, err := tmux(ctx, s...); err != nil {
-			return
-		}
-	}
+	_ = steps.run(ctx) // what fails is tried again
 }
