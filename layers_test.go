@@ -28,6 +28,7 @@ func layers(t *testing.T) map[string]int {
 
 // sideways lists the permitted imports within a layer.
 var sideways = map[string]bool{
+	"server→mcpserver":    true,
 	"vm→ssh":              true, // vm/fake serves SSH
 	"traceid→ids":         true, // to make them
 	"agent→manifest":      true, // to run its Agent

@@ -387,7 +387,7 @@ func checkQuestions(as func(ops.Scope) host) {
 // ask makes the questions of a session those that its guest asks.
 func (r *rig) ask(id string, questions ...store.Question) {
 	r.t.Helper()
-	_, err := r.tasks.Sessions.Store.SyncQuestions(r.t.Context(), id, questions, nil, func(*store.Session, []store.Question) ([]store.Event, error) { return nil, nil })
+	_, err := r.tasks.Sessions.Store.SyncQuestions(r.t.Context(), id, questions, nil, func(store.Question) bool { return true }, func(*store.Session, []store.Question) ([]store.Event, error) { return nil, nil })
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -85,6 +85,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.GetUsage)
 	serve(s, api, ops.GetBudget)
 	serve(s, api, ops.SetBudget)
+	mux.Handle("POST "+mcpPath, s.mcpHandler())
 
 	doc := api.OpenAPI()
 	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {

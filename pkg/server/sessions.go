@@ -30,6 +30,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.GetUnsaved)
 	serve(s, api, ops.DiffSession)
 	serve(s, api, ops.FetchSession)
+	serve(s, api, ops.GetScreen)
+	serve(s, api, ops.SendPrompt)
 	serve(s, api, ops.PublishPorts)
 	serve(s, api, ops.UnpublishPort)
 

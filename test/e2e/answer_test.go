@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"sync"
 	"syscall"
@@ -180,6 +181,32 @@ func (a *attention) blocks() {
 	})
 }
 
+// testTaskAsks answers a permission of a task's Claude Code.
+func testTaskAsks(t *testing.T, b *box, name string) {
+	b.MustIn(name, "rm -f made-by-the-agent")
+	b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nclaude: {prompt: RUNBASH, permissions: ask}\n")
+	id := strings.TrimSpace(b.Asz("task", "submit", "-f", "asks.yaml"))
+	q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
+	b.Asz("answer", q.ID, "allow")
+	b.answered(q.ID, "allow", store.QuestionDelivered)
+	b.until(id, "COMPLETED")
+	b.MustIn(name, "test -e made-by-the-agent")
+}
+
+// testMCP runs Claude Code on the host, which uses a session through our tools. The program
+// is the guest's, which came from its vendor.
+func testMCP(t *testing.T, b *box, name string, m *model) {
+	b.Asz("cp", name+":"+b.MustIn(name, "readlink -f $(command -v claude)"), "claude")
+	b.Write("mcp.json", fmt.Sprintf(`{"mcpServers": {"asz": {"command": %q, "args": ["mcp"]}}}`, b.Binary))
+	r := b.Run("env", fmt.Sprintf("ANTHROPIC_BASE_URL=http://127.0.0.1:%d", m.port), "ANTHROPIC_AUTH_TOKEN=pretend", "DISABLE_AUTOUPDATER=1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+		"./claude", "--print", "--mcp-config", "mcp.json", "--strict-mcp-config", "--allowedTools", "mcp__asz__exec", "--", "RUNTOOL")
+	if r.Code != 0 || !strings.Contains(r.Stdout, "All done.") {
+		t.Fatalf("claude on the host = exit %d, want 0 and its answer\n%s", r.Code, r.All())
+	}
+	m.hears(t, "from the guest\\nlima-"+name)
+	m.hears(t, "exit status 0")
+}
+
 // hears waits until the model is sent a text as the result of a tool.
 func (m *model) hears(t *testing.T, text string) {
 	t.Helper()
@@ -193,4 +220,40 @@ func (m *model) hears(t *testing.T, text string) {
 		}
 	}
 	t.Fatalf("the last result that the model was sent is %s, want it to contain %q", last, text)
+}
+
+// askedNames connects to names that the user is asked about.
+func askedNames(t *testing.T, b *box, session string) {
+	kind := guestproto.QuestionKind(store.QuestionNetwork)
+	b.MustIn(session, "nohup curl -sS -m 50 http://asked.example/ >/tmp/asked 2>&1 </dev/null &")
+	q := b.question(kind, "asked.example:80")
+	if q.Deadline.IsZero() || q.Name != session {
+		t.Errorf("question = %+v, want a deadline, and the session %s", q, session)
+	}
+	if got := b.Asz("list"); !strings.Contains(got, "permission: connect to asked.example:80") {
+		t.Errorf("list while a connection waits = %s, want that it says so", got)
+	}
+	b.Fails(2, "must be allow or deny", "answer", q.ID, "perhaps")
+	b.Asz("answer", q.ID, "allow")
+	b.answered(q.ID, "allow", store.QuestionDelivered)
+	testenv.WaitFor(t, "the answer of the approved server", func() bool {
+		return b.In(session, "cat /tmp/asked").Stdout == "this is 203.0.113.20:80\n"
+	})
+	if got := b.MustIn(session, "curl -sS http://asked.example/"); got != "this is 203.0.113.20:80" {
+		t.Errorf("http://asked.example/ the second time = %q, want it without a question", got)
+	}
+
+	b.MustIn(session, "nohup curl -sS -m 50 http://refused.example/ >/tmp/refused 2>&1 </dev/null &")
+	q = b.question(kind, "refused.example:80")
+	b.Asz("answer", q.ID, "deny")
+	b.answered(q.ID, "deny", store.QuestionDelivered)
+	testenv.WaitFor(t, "the end of the refused connection", func() bool {
+		return strings.Contains(b.In(session, "cat /tmp/refused").Stdout, "curl: (7)")
+	})
+	if r := b.In(session, "curl -sS -m 20 http://refused.example/"); r.Code == 0 {
+		t.Errorf("http://refused.example/ the second time = %s, want it denied", r.All())
+	}
+	if list := b.questions(); len(list) != 0 {
+		t.Errorf("questions = %+v, want none", list)
+	}
 }

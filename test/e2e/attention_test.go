@@ -130,6 +130,8 @@ secrets:
 		b.MustIn(name, "pkill -KILL -u agent -x codex")
 		w.agent(guestproto.AgentGone, "")
 	})
+	t.Run("a task that asks", func(t *testing.T) { testTaskAsks(t, b, name) })
+	t.Run("tools for an agent on the host", func(t *testing.T) { testMCP(t, b, name, m) })
 	t.Run("a bell", func(t *testing.T) {
 		b.MustIn(name, `tmux send-keys -t agent:scratch "printf '\\a'" Enter`)
 		w.until("the bell", func(g guestproto.Observation) bool {
@@ -276,7 +278,7 @@ func (a *attention) arrives(what string, seen guestproto.Agent) {
 }
 
 // model is a stand-in for the model's API, on loopback. It answers a prompt with ASKME by
-// a question, one with PLANME by a plan, one with RUNBASH by a command, and others by a word.
+// a question, one with PLANME by a plan, one with RUNBASH by a command, one with RUNTOOL by a tool of ours, and others by a word.
 // It answers one with THINK when the test allows it.
 type model struct {
 	port  int
@@ -354,6 +356,8 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := fmt.Sprintf("toolu_%d", time.Now().UnixNano())
 	switch {
 	case len(ask.Tools) == 0:
+	case strings.Contains(last, "RUNTOOL"):
+		content, reason = block{"type": "tool_use", "id": id, "name": "mcp__asz__exec", "input": block{"session": "project", "command": "echo from the guest; uname -n"}}, "tool_use"
 	case strings.Contains(last, "RUNBASH"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "Bash", "input": block{"command": "touch made-by-the-agent", "description": "Make a file"}}, "tool_use"
 	case strings.Contains(last, "PLANME"): // the prompt names the file for the plan
