@@ -59,6 +59,7 @@ type Status struct {
 	Detached    bool        `json:"detached"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
 	Budget      *BudgetNote `json:"budget,omitempty"` // the last one
+	Exhausted   *BudgetNote `json:"exhausted,omitempty"` // the limit of the session for which a request was refused last
 	Held        []Held      `json:"held,omitempty"`   // targets that connections of the guest wait for, the oldest first
 }
 
@@ -232,7 +233,7 @@ func (s *server) reloadMetering() error {
 }
 
 func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	st := Status{PID: os.Getpid(), Started: s.started, Stats: s.gateway.Stats(), Budget: s.gateway.lastNote(), Held: s.gateway.held.list()}
+	st := Status{PID: os.Getpid(), Started: s.started, Stats: s.gateway.Stats(), Budget: s.gateway.lastNote(), Exhausted: s.gateway.exhausted(), Held: s.gateway.held.list()}
 	s.mu.Lock()
 	if s.policy != nil {
 		st.Mode, st.Names = s.policy.Mode, len(s.policy.Names)

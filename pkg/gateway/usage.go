@@ -86,6 +86,7 @@ type metering struct {
 	unpriced map[string]bool // models that there was a warning about
 	err      error           // the last failure to count
 	last     *BudgetNote
+	used     *BudgetNote // the last limit of the session for which a request was refused
 }
 
 // SetMetering makes the gateway count the use of models in the requests that it reads, and with
@@ -94,6 +95,9 @@ func (g *Gateway) SetMetering(m Metering) error {
 	now := &metering{Metering: m, unpriced: map[string]bool{}}
 	if was := g.metering.Load(); was != nil && was.Store == m.Store && was.Session == m.Session {
 		now.ledger, now.last = was.ledger, g.lastNote()
+		if was.Budget == m.Budget {
+			now.used = g.exhausted()
+		}
 	} else {
 		// A gateway that counts nothing needs no memory for the database.
 		now.ledger = sync.OnceValues(func() (*store.Store, error) {
@@ -330,6 +334,11 @@ func (m *metering) over(provider meter.Provider, e *store.OverLimitError) error 
 		// OpenAI's own status is 429. Codex would replace the text then, and try again after 402.
 		r.status, r.kind = http.StatusBadRequest, "insufficient_quota"
 	}
+	if e.Limit.Name != LimitDay { // which only the settings change
+		m.mu.Lock()
+		m.used = &BudgetNote{Limit: e.Limit.Name, Percent: 100, Used: e.Used, Budget: m.Budget}
+		m.mu.Unlock()
+	}
 	switch e.Limit.Name {
 	case LimitTokens:
 		r.text = fmt.Sprintf("the session's budget of %d tokens is used up (%d); on the host: agent-sessionizer budget SESSION --tokens N", e.Limit.Tokens, e.Used.Tokens)
@@ -380,6 +389,18 @@ func (g *Gateway) lastNote() *BudgetNote {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.last
+}
+
+// exhausted returns the limit of the session for which a request was refused last, or nil. A
+// new limit forgets it.
+func (g *Gateway) exhausted() *BudgetNote {
+	m := g.metering.Load()
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.used
 }
 
 // warn adds a warning about a model without a price.

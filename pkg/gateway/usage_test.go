@@ -317,10 +317,18 @@ func TestBudget(t *testing.T) {
 			if err := json.Unmarshal(events[1].Data, &note); err != nil || note.Limit != LimitSession || note.Percent != 100 || note.Used.Tokens != 120 {
 				t.Errorf("the last event = %s, %v", events[1].Data, err)
 			}
-			// A higher budget has an effect on a running session.
-			p.metering.Budget.Session *= 2
-			if err := p.g.SetMetering(p.metering); err != nil {
-				t.Fatal(err)
+			// The user is asked about the limit until it changes.
+			for _, c := range []struct {
+				budget int64
+				asks   bool
+			}{{p.metering.Budget.Session, true}, {p.metering.Budget.Session * 2, false}} { // a higher budget has an effect on a running session
+				p.metering.Budget.Session = c.budget
+				if err := p.g.SetMetering(p.metering); err != nil {
+					t.Fatal(err)
+				}
+				if n := p.g.exhausted(); (n != nil) != c.asks || n != nil && (n.Limit != LimitSession || n.Used.Tokens != 120) {
+					t.Errorf("limit that is used up, with the budget %d = %+v, want one: %v", c.budget, n, c.asks)
+				}
 			}
 			if status, text := p.ask(c.path, `{"model":"m"}`); status != 200 {
 				t.Errorf("answer with a higher budget = %d %s", status, text)

@@ -11,7 +11,7 @@ import (
 // answerInput is the input of a tool.
 type answerInput struct {
 	Question string `json:"question" jsonschema:"id of the question, or the session that asks only one"`
-	Answer   string `json:"answer" jsonschema:"allow or deny for a permission or a plan, otherwise a text or the number of a choice; one line for each part"`
+	Answer   string `json:"answer" jsonschema:"allow or deny for a permission, a plan or a connection; the new limit or deny for a budget; otherwise a text or the number of a choice; one line for each part"`
 }
 
 // questionTools adds the tools for questions.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -164,6 +165,9 @@ func (net Net) changeNet(ctx context.Context, s Session, change NetChange, f fun
 	f(&changed.Status.Net)
 	if _, err := net.Policy(changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
+	}
+	if reflect.DeepEqual(changed.Status.Net, s.Status.Net) && s.Phase == Ready { // a repeated change
+		return s, net.ApplyPolicy(ctx, s)
 	}
 	s, err := net.Sessions.updateStatus(ctx, s.ID, store.NewEvent(EventNet, change), func(status *Status) { f(&status.Net) })
 	if err != nil || s.Phase != Ready {

@@ -67,6 +67,15 @@ func CheckAnswer(q store.Question, answer string) (string, error) {
 		return "", fail.New(fail.Usage, "the answer must be at most %d characters of UTF-8", guestproto.MaxAnswerText).WithHint("%s", hint)
 	}
 	word := strings.ToLower(answer)
+	if q.Kind == store.QuestionBudget {
+		if word == guestproto.Deny || word == "no" || word == "n" {
+			return guestproto.Deny, nil
+		}
+		if _, err := budgetAnswer(q.Tool, answer); err != nil {
+			return "", fail.New(fail.Usage, "the answer must be the new limit, or deny: %w", err).WithHint("%s", hint)
+		}
+		return answer, nil
+	}
 	if q.Kind == store.QuestionNetwork || guestproto.QuestionKind(q.Kind).Decides() {
 		switch word {
 		case guestproto.Allow, "yes", "y":
@@ -142,7 +151,7 @@ func (r *questionRelay) sync(ctx context.Context, s Session, g guestproto.Observ
 		}
 		asked = append(asked, n)
 	}
-	waiting, err := r.w.Sessions.Store.SyncQuestions(ctx, r.id, asked, g.Taken, isOfGuest, admitQuestions)
+	waiting, err := r.w.Sessions.Store.SyncQuestions(ctx, r.id, asked, g.Taken, func(q store.Question) bool { return !q.OfGateway() }, admitQuestions)
 	if err != nil {
 		return err
 	}
@@ -151,8 +160,6 @@ func (r *questionRelay) sync(ctx context.Context, s Session, g guestproto.Observ
 	r.once, r.waiting = true, waiting
 	return nil
 }
-
-func isOfGuest(q store.Question) bool { return q.Kind != store.QuestionNetwork }
 
 // admitQuestions returns the events about questions that changed, within the session's budget
 // of events.
@@ -200,7 +207,7 @@ func (r *questionRelay) deliver(ctx context.Context, answers chan<- guestproto.A
 			return err
 		}
 		for _, q := range list {
-			if !isOfGuest(q) {
+			if q.OfGateway() {
 				continue
 			}
 			if q.State == store.QuestionOpen && q.Preset != "" && !time.Now().Before(q.Deadline) {

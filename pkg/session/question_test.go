@@ -11,6 +11,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -40,6 +41,10 @@ func TestCheckAnswer(t *testing.T) {
 		{parts, "a\r\nb", "a\nb"},
 		{parts, "deny", "deny"},
 		{store.Question{Kind: string(guestproto.AskText)}, "no", "no"},
+		{store.Question{Kind: store.QuestionNetwork}, "Y", "allow"},
+		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitSession}, "10 USD", "10 USD"},
+		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitTokens}, "none", "none"},
+		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitTokens}, "No", "deny"},
 	} {
 		if got, err := CheckAnswer(c.of, c.answer); err != nil || got != c.want {
 			t.Errorf("CheckAnswer(%s %q, %q) = %q, %v, want %q", c.of.Kind, c.of.Choices, c.answer, got, err, c.want)
@@ -55,6 +60,9 @@ func TestCheckAnswer(t *testing.T) {
 		{only, "MySQL", `must be one of Postgres, SQLite, 1, got "MySQL"`},
 		{only, "4", "must be one of"},
 		{parts, "a", "has 2 parts and needs an answer to each, got 1"},
+		{store.Question{Kind: store.QuestionNetwork}, "perhaps", `must be allow or deny, got "perhaps"`},
+		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitSession}, "2M", "must be the new limit, or deny"},
+		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitTokens}, "allow", "must be the new limit, or deny"},
 	} {
 		if got, err := CheckAnswer(c.of, c.answer); fail.CodeOf(err) != fail.Usage || !strings.Contains(err.Error(), c.want) || fail.HintOf(err) == "" {
 			t.Errorf("CheckAnswer(%s, %.20q) = %q, %v, want %q and a hint", c.of.Kind, c.answer, got, err, c.want)
@@ -135,5 +143,48 @@ func TestQuestionRelay(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestUnappliedAnswer checks that an answer that cannot be applied now is tried again, without
+// another event each time, and does not hold up other answers.
+func TestUnappliedAnswer(t *testing.T) {
+	l, s, _ := newLookout(t)
+	sessions := l.w.Sessions
+	held := gateway.Held{Name: "asked.example", Port: 443, Since: time.Now()}
+	asked := []store.Question{
+		{ID: "00000000000a", GuestID: heldID(held), Kind: store.QuestionNetwork, Text: "[redacted]:443"},
+		{ID: "00000000000b", GuestID: "budget:tokens:1", Kind: store.QuestionBudget, Tool: gateway.LimitTokens},
+	}
+	if _, err := sessions.Store.SyncQuestions(t.Context(), s.ID, asked, nil, store.Question.OfGateway, admitQuestions); err != nil {
+		t.Fatal(err)
+	}
+	for id, answer := range map[string]string{"00000000000a": "allow", "00000000000b": "deny"} {
+		if _, err := (Questions{Sessions: sessions}).Answer(t.Context(), id, answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 { // nothing answers at the guest's address
+		var err error
+		if s, err = sessions.Get(t.Context(), s.ID); err != nil {
+			t.Fatal(err)
+		}
+		applied, unapplied, failed := Net{Sessions: sessions}.applyAnswers(t.Context(), s)
+		if failed == nil || len(unapplied) != 1 || unapplied[0].ID != "00000000000a" || len(applied) != 1 || applied[0] != "budget:tokens:1" {
+			t.Fatalf("applyAnswers = %v, %+v, %v, want the refusal of the budget applied, and the other not", applied, unapplied, failed)
+		}
+	}
+	evs, err := sessions.Store.Events(t.Context(), s.ID, 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := 0
+	for _, ev := range evs {
+		if ev.Kind == EventNet {
+			changes++
+		}
+	}
+	if changes != 1 || len(s.Status.Net.Allow) != 1 || s.Status.Net.Allow[0].Pattern != held.Name {
+		t.Errorf("changes = %d, allowed %+v, want one change that allows %s", changes, s.Status.Net.Allow, held.Name)
 	}
 }

@@ -125,7 +125,7 @@ type Status struct {
 	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
 	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
 	Attention   *Attention      `json:"attention,omitempty"`
-	Held        *Attention      `json:"held,omitempty"`        // connections that wait for the user's approval
+	Held        *Attention      `json:"held,omitempty"`        // what the gateway waits for the user to decide
 	Logins      []string        `json:"logins,omitempty"`      // of the host that the session uses
 	SavedHome   bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
 	RequestedBy RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase

@@ -220,7 +220,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	lctx, stopLooking := context.WithCancel(ctx)
 	defer func() { stopLooking(); looking.Wait() }()
 	looking.Go(func() { w.watchGuest(lctx, s, current.Load, conn.get) })
-	looking.Go(func() { w.watchHeld(lctx, s, current.Load) })
+	looking.Go(func() { w.watchGateway(lctx, s, current.Load) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
 	var monitor gatewayMonitor

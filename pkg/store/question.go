@@ -48,8 +48,14 @@ const (
 	QuestionClosed    QuestionState = "closed"    // it no longer waits: answered in its terminal, or ended
 )
 
-// QuestionNetwork is the kind of the questions that the gateway asks, not the guest.
-const QuestionNetwork = "network"
+// The kinds of the questions that the gateway asks, not the guest.
+const (
+	QuestionNetwork = "network" // whether a connection may go on
+	QuestionBudget  = "budget"  // what the limit in Tool becomes, which is used up
+)
+
+// OfGateway reports whether the gateway asks, not the guest.
+func (q Question) OfGateway() bool { return q.Kind == QuestionNetwork || q.Kind == QuestionBudget }
 
 // Waits reports whether the program that asked still waits.
 func (s QuestionState) Waits() bool { return s == QuestionOpen || s == QuestionAnswered }
@@ -82,9 +88,10 @@ func scanQuestion(row scanner) (q Question, err error) {
 }
 
 // SyncQuestions makes the questions of a session that wait, and for which ours returns true,
-// those that are asked: it adds new ones, and ends those that are missing. taken has the guest's ids of questions whose
-// answer was delivered. note returns the events about the questions that changed; it gets the
-// session's row as in Update. SyncQuestions returns the questions that wait.
+// those that are asked: it adds new ones, and ends those that are missing. taken has the
+// guest's ids of questions whose answer was delivered. note returns the events about the
+// questions that changed; it gets the session's row as in Update. SyncQuestions returns the
+// questions that wait.
 func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Question, taken []string, ours func(Question) bool, note func(row *Session, changed []Question) ([]Event, error)) (waiting []Question, err error) {
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		waiting = nil

@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -112,7 +113,11 @@ budget: {session: 5 USD, day: 50 USD}
 	if denied == 0 || denied > 8 {
 		t.Errorf("refused requests = %d, want a few", denied)
 	}
-	b.Asz("budget", name, "--tokens", "none")
+	// The refusal asks the user for a new limit, once.
+	q := b.question(store.QuestionBudget, "budget of 1 tokens is used up")
+	b.Fails(2, "must be the new limit, or deny", "answer", q.ID, "more")
+	b.Asz("answer", q.ID, "none")
+	b.answered(q.ID, "none", store.QuestionDelivered)
 	if out := b.MustIn(name, agents["Claude Code"]+" 2>&1"); !strings.Contains(out, "All done.") {
 		t.Errorf("Claude Code with a higher budget = %s, want an answer", out)
 	}

@@ -178,6 +178,8 @@ func showQuestion(a *app.App, q ops.Question) {
 		return
 	case q.Kind == store.QuestionNetwork:
 		how = "allow|deny"
+	case q.Kind == store.QuestionBudget:
+		how = "LIMIT|deny"
 	case guestproto.QuestionKind(q.Kind).Decides():
 		how = "allow|deny|TEXT"
 	case q.Parts > 1:
