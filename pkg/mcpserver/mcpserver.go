@@ -8,7 +8,10 @@ package mcpserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -51,7 +54,13 @@ func (e effect) annotations(title string) *mcp.ToolAnnotations {
 // addTool adds a tool. Its input's fields have json tags, and descriptions in jsonschema tags.
 func addTool[In any](s *mcp.Server, e effect, name, title, about string, do func(context.Context, In) (any, error)) {
 	mcp.AddTool(s, &mcp.Tool{Name: name, Title: title, Description: about, Annotations: e.annotations(title)},
-		func(ctx context.Context, _ *mcp.CallToolRequest, in In) (*mcp.CallToolResult, any, error) {
+		func(ctx context.Context, _ *mcp.CallToolRequest, in In) (_ *mcp.CallToolResult, _ any, err error) {
+			defer func() {
+				if r := recover(); r != nil { // the library would end the process, which may be serve
+					slog.ErrorContext(ctx, "tool panicked", "tool", name, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+					err = errors.New("INTERNAL: internal error of agent-sessionizer")
+				}
+			}()
 			result, err := do(ctx, in)
 			if err != nil {
 				return nil, nil, explain(err)

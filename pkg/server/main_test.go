@@ -48,7 +48,7 @@ agent: {kind: command, command: [make, test]}
 
 // newManager returns a manager with its own store, and with keepers that end immediately:
 // only the test changes a task.
-func newManager(t *testing.T) *task.Manager {
+func newManager(t testing.TB) *task.Manager {
 	t.Helper()
 	dir := testenv.ShortDir(t)
 	c, err := config.Load(config.Paths{
@@ -80,7 +80,7 @@ func newManager(t *testing.T) *task.Manager {
 // rig is a server with both endpoints, and a token of each scope.
 type rig struct {
 	*Server
-	t      *testing.T
+	t      testing.TB
 	addr   string // of the endpoint for tokens
 	socket string
 	token  map[ops.Scope]string
@@ -104,7 +104,7 @@ func (b *safeBuffer) String() string {
 	return b.b.String()
 }
 
-func newRig(t *testing.T, limits Limits) *rig {
+func newRig(t testing.TB, limits Limits) *rig {
 	t.Helper()
 	log := &safeBuffer{}
 	m := newManager(t)
@@ -299,7 +299,7 @@ func (r *rig) schemas() *schemas {
 	return &schemas{c, doc.(map[string]any), map[string]*jsonschema.Schema{}}
 }
 
-func (s *schemas) check(t *testing.T, pointer string, body []byte) {
+func (s *schemas) check(t testing.TB, pointer string, body []byte) {
 	t.Helper()
 	sch := s.done[pointer]
 	if sch == nil {

@@ -2,10 +2,13 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -115,4 +118,82 @@ func TestMCP(t *testing.T) {
 			t.Errorf("%s %v = %s (error %v), want %q (error %v)", c.tool, c.args, text, isError, c.want, c.fails)
 		}
 	}
+}
+
+// TestMCPPanic checks that a tool that panics does not end serve.
+func TestMCPPanic(t *testing.T) {
+	r := newRig(t, Limits{})
+	r.engine.Preflight = func(context.Context) error { panic("no host") }
+	if text, isError := useTool(t, r.mcpClient(ops.Admin), "open_session", map[string]any{"repo": "acme/app"}); !isError || !strings.Contains(text, "INTERNAL") {
+		t.Errorf("open_session that panics = %s (error %v), want an internal error", text, isError)
+	}
+}
+
+// FuzzMCPTools sends arguments to every tool. Each call must get an answer of the protocol that
+// is bounded, and a client that may only read must change nothing.
+func FuzzMCPTools(f *testing.F) {
+	for i, args := range []string{
+		`{}`, `{"session":"aaaa11112222"}`, `{"session":"","command":"ls","seconds":-1}`, `{"session":"aaaa11112222","command":"ls","seconds":1e99}`,
+		`{"repo":"../../etc"}`, `{"repo":"acme/app"}`, `{"repo":"` + strings.Repeat("a/", 4000) + `"}`, `{"question":"0123","answer":"\u0000"}`,
+		`{"manifest":"version: \"1\"\nkind: Task\n"}`, `{"task":"%","name":"../../state.json"}`, `{"session":{"a":[]},"text":null}`, `[`, `null`, `{"session":"a","session":"b"}`,
+	} {
+		for tool := range 16 {
+			f.Add(uint8(tool), uint8(i), args)
+		}
+	}
+	r := newRig(f, Limits{})
+	const id = "aaaa11112222"
+	r.session(id)
+	r.engine.Preflight = func(context.Context) error { return nil }
+	tools, err := r.mcpClient(ops.Admin).ListTools(f.Context(), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, tool, scope uint8, args string) {
+		name := tools.Tools[int(tool)%len(tools.Tools)].Name
+		who := ops.Scopes()[int(scope)%len(ops.Scopes())]
+		before := r.counts(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) // some tools wait
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.addr+mcpPath,
+			strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+name+`","arguments":`+args+`}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+r.token[who])
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Accept", "application/json, text/event-stream")
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			defer resp.Body.Close()
+			var body []byte
+			if body, err = io.ReadAll(resp.Body); err == nil && (resp.StatusCode >= 500 || len(body) > 4*100_000) {
+				t.Errorf("%s %s as %s = status %d with %d bytes, want an answer that is bounded", name, args, who, resp.StatusCode, len(body))
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			t.Errorf("%s %s as %s = %v, want an answer", name, args, who, err)
+		}
+		if after := r.counts(t); who == ops.Read && after != before {
+			t.Errorf("%s %s as %s changed sessions, tasks and questions from %v to %v", name, args, who, before, after)
+		}
+	})
+}
+
+// counts returns how many sessions, tasks and answers exist.
+func (r *rig) counts(t *testing.T) (n [3]int) {
+	t.Helper()
+	sessions, err1 := r.store.Sessions(t.Context(), true)
+	tasks, err2 := r.store.Tasks(t.Context(), store.TaskFilter{Limit: 500})
+	questions, err3 := r.store.Questions(t.Context(), "", true)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range questions {
+		if q.State != store.QuestionOpen {
+			n[2]++
+		}
+	}
+	n[0], n[1] = len(sessions), len(tasks)
+	return n
 }
