@@ -58,9 +58,9 @@ type Status struct {
 	UsageErr    string      `json:"usage_error,omitempty"`  // why the use of models is not counted
 	Detached    bool        `json:"detached"`               // the VM's network has ended for good
 	Stats       Stats       `json:"stats"`
-	Budget      *BudgetNote `json:"budget,omitempty"` // the last one
+	Budget      *BudgetNote `json:"budget,omitempty"`    // the last one
 	Exhausted   *BudgetNote `json:"exhausted,omitempty"` // the limit of the session for which a request was refused last
-	Held        []Held      `json:"held,omitempty"`   // targets that connections of the guest wait for, the oldest first
+	Held        []Held      `json:"held,omitempty"`      // targets that connections of the guest wait for, the oldest first
 }
 
 // server runs a gateway as its own process.

@@ -2,18 +2,13 @@ package mcpserver
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
 // Inputs of tools.
@@ -62,7 +57,9 @@ func sessionTools(s *mcp.Server, h ops.Host) {
 		if err != nil {
 			return nil, err
 		}
-		return runCommand(ctx, h, at, in)
+		r := ops.RunRequest{SessionPath: at}
+		r.Body.Command, r.Body.Seconds = in.Command, in.Seconds
+		return ops.RunCommand.On(ctx, h, r)
 	})
 	addTool(s, reads, "read_screen", "Read the agent's screen", "Read the screen of a session's agent, and the state of all its agents.", func(ctx context.Context, in sessionInput) (any, error) {
 		at, err := named(ctx, in)
@@ -131,47 +128,4 @@ func awaitReady(ctx context.Context, h ops.Host, v session.View) (session.View, 
 		}
 	}
 	return v, nil
-}
-
-// Bounds of a command.
-const (
-	commandTime    = 2 * time.Minute
-	maxCommandTime = 10 * time.Minute
-	maxOutput      = maxResult / 4 // of each stream
-)
-
-// runCommand runs a command in the repository's directory.
-func runCommand(ctx context.Context, h ops.Host, at ops.SessionPath, in execInput) (any, error) {
-	v, err := ops.GetSession.On(ctx, h, at)
-	if err != nil {
-		return nil, err
-	}
-	limit := commandTime
-	if in.Seconds > 0 {
-		limit = min(time.Duration(in.Seconds)*time.Second, maxCommandTime)
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	conn, err := h.Dial(ctx, at.ID, true)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	stdout, stderr := pipe.Buffer{Limit: maxOutput}, pipe.Buffer{Limit: maxOutput}
-	line := ssh.Quote("sh", "-c", in.Command)
-	if v.Dir != "" {
-		line = "cd " + ssh.Quote(v.Dir) + " && " + line
-	}
-	err = conn.Run(ctx, line, ssh.IO{Stdout: &stdout, Stderr: &stderr})
-	status := "exit status 0"
-	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
-		status, err = exit.Error(), nil
-	}
-	if ctx.Err() != nil {
-		status, err = fmt.Sprintf("ended after %v", limit), nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return strings.TrimRight(fmt.Sprintf("%s\n%s\n%s", status, stdout.String(), stderr.String()), "\n"), nil
 }

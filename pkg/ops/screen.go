@@ -47,7 +47,7 @@ var (
 		About:   "The agent must run in the session's tmux. 409 if it waits for an answer.",
 	}, func(ctx context.Context, e *Engine, r *PromptRequest) (session.View, error) {
 		if strings.TrimSpace(r.Body.Text) == "" {
-			return session.View{}, fail.New(fail.Usage, "the prompt must not be empty").WithHint(SeeDocs)
+			return session.View{}, fail.New(fail.Usage, "the prompt must not be empty").WithHint("agent-sessionizer open %s", r.ID)
 		}
 		s, err := e.ready(ctx, r.ID)
 		if err != nil {

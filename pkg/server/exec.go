@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -24,7 +23,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -301,7 +299,7 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	out := pipe.Writer{W: &logs[0], Left: x.server.limits.ExecBytes, Cut: true}
 	errOut := pipe.Writer{W: &logs[1], Left: x.server.limits.ExecBytes, Cut: true}
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
-	err := x.inGuest(limited, s, line, &out, &errOut)
+	err := session.Connections{Paths: x.server.tasks.Sessions.Config.Paths}.RunMasked(limited, s, line, &out, &errOut)
 	cause := context.Cause(limited)
 	cancel()
 	err = errors.Join(err, logs[0].failed, logs[1].failed) // a failed log write is not the command's error
@@ -336,24 +334,6 @@ func (x *execs) run(ctx context.Context, s session.Session, rec execRecord, line
 	}
 	x.server.metrics.command(rec.Exec)
 	x.server.log.InfoContext(ctx, "command ended", "session", rec.Session, "exec", rec.ID, "state", rec.State, "actor", rec.Actor)
-}
-
-// inGuest runs a command line. It masks the guest's secrets in the output, as in
-// the logs of tasks, because clients with the scope read can see it.
-func (x *execs) inGuest(ctx context.Context, s session.Session, line string, stdout, stderr io.Writer) error {
-	conn, err := session.Connections{Paths: x.server.tasks.Sessions.Config.Paths}.Dial(ctx, s)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	values, err := s.Guest(conn).Secrets(ctx)
-	if err != nil {
-		return err
-	}
-	redact := secret.NewRedactor(values...)
-	out, errOut := redact.Mask(stdout), redact.Mask(stderr)
-	err = conn.Run(ctx, line, ssh.IO{Stdout: out, Stderr: errOut})
-	return errors.Join(err, out.Close(), errOut.Close())
 }
 
 // recordLost ends every command of a server that was killed: it records the state,

@@ -222,6 +222,19 @@ func checkSessions(as func(ops.Scope) host) {
 	refused(h, fail.Conflict, ops.RefreshSecrets, at)
 	refused(h, fail.Conflict, ops.DiffSession, at)
 	refused(h, fail.Conflict, ops.FetchSession, at)
+	refused(reader, fail.Conflict, ops.GetScreen, at)
+	prompt := ops.PromptRequest{SessionPath: at}
+	prompt.Body.Text = "go on"
+	refused(reader, fail.Policy, ops.SendPrompt, prompt)
+	refused(h, fail.Conflict, ops.SendPrompt, prompt)
+	prompt.Body.Text = "\n"
+	refused(h, fail.Usage, ops.SendPrompt, prompt)
+	run := ops.RunRequest{SessionPath: at}
+	run.Body.Command = "ls"
+	refused(reader, fail.Policy, ops.RunCommand, run)
+	refused(h, fail.Conflict, ops.RunCommand, run)
+	run.Body.Command = " "
+	refused(h, fail.Usage, ops.RunCommand, run)
 	ports := ops.PortsRequest{SessionPath: at}
 	ports.Body.Ports = []uint16{3000}
 	refused(h, fail.Conflict, ops.PublishPorts, ports)

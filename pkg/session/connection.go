@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -141,4 +143,22 @@ func (c *connection) get(ctx context.Context) (*ssh.Client, error) {
 			return nil, errors.Join(ssh.ErrUnreachable, context.Cause(ctx))
 		}
 	}
+}
+
+// RunMasked runs a command line in a guest. It masks the guest's secrets in the output, as in
+// the logs of tasks, because others than the host's user may see it.
+func (c Connections) RunMasked(ctx context.Context, s Session, line string, stdout, stderr io.Writer) error {
+	conn, err := c.Dial(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	values, err := s.Guest(conn).Secrets(ctx)
+	if err != nil {
+		return err
+	}
+	redact := secret.NewRedactor(values...)
+	out, errOut := redact.Mask(stdout), redact.Mask(stderr)
+	err = conn.Run(ctx, line, ssh.IO{Stdout: out, Stderr: errOut})
+	return errors.Join(err, out.Close(), errOut.Close())
 }
