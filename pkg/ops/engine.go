@@ -23,6 +23,7 @@ type Engine struct {
 	Log    *slog.Logger
 	Redact *secret.Redactor // applied to what this process prints and logs
 	Caller Caller
+	Disk   *DiskCache // nil measures each time
 
 	// Costly bounds how many operations that read much, or work in a guest, run at once for
 	// clients: its capacity. nil means no bound.
@@ -30,6 +31,9 @@ type Engine struct {
 	// Scheduled is called after a change that may let a waiting task run; nil schedules the
 	// queue at once.
 	Scheduled func()
+	// DashboardLink makes a link that logs a browser in as the caller; nil unless this process
+	// serves the API.
+	DashboardLink func(context.Context, Caller) (DashboardLink, error)
 	// Preflight reports why this host cannot run VMs, before one is created.
 	Preflight func(context.Context) error
 }
