@@ -175,7 +175,7 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, e ops.Engine) er
 		}
 	}
 	return answer(w)(ops.SubmitTask.On(r.Context(), e, ops.SubmitRequest{
-		Once: ops.Once{Key: key}, Name: "manifest", ContentType: r.Header.Get("Content-Type"), RawBody: body,
+		Once: ops.Once{Key: key}, Name: "manifest", ContentType: "application/yaml", RawBody: body,
 	}))
 }
 

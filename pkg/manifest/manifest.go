@@ -48,7 +48,7 @@ type Task struct {
 	VM         VM         `json:"vm" doc:"The task's own VM, or the existing session that it runs in."`
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, given as references. Their values are resolved while the VM boots, and are never written to a disk."`
 	Budget     Budget     `json:"budget,omitzero" own:"*" doc:"What the task may use of models, in addition to the configured budget: the lower limit counts."`
-	Subtasks   Subtasks   `json:"subtasks" own:"*" doc:"What the agent may submit as subtasks, within the configured limits."`
+	Subtasks   Subtasks   `json:"subtasks" doc:"What the agent may submit as subtasks, within the configured limits. It has no effect beside vm.session."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"Time limits, reactions to failures, and files to collect."`
 
 	source *source // nil if the task was not parsed

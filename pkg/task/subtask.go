@@ -250,8 +250,10 @@ func (m *Manager) Below(ctx context.Context, id string) ([]store.Kin, error) {
 	kin, err := m.store().Kin(ctx, root)
 	in := map[string]bool{id: true}
 	return slices.DeleteFunc(kin, func(k store.Kin) bool {
-		in[k.ID] = in[k.Parent]
-		return !in[k.ID]
+		if in[k.Parent] {
+			in[k.ID] = true
+		}
+		return !in[k.Parent]
 	}), err
 }
 
