@@ -46,7 +46,7 @@ type options struct {
 	command                                                    []string
 }
 
-// parse reads flags, which may stand among the arguments. What follows -- is a command.
+// parse reads flags, which may be among the arguments. What follows -- is a command.
 func parse(name string, args []string, define func(*flag.FlagSet, *options)) (o options, rest []string, err error) {
 	f := flag.NewFlagSet(name, flag.ContinueOnError)
 	f.SetOutput(io.Discard)
