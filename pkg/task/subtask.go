@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -67,6 +68,16 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 		refuse("vm.profile", "leave vm.profile out", "a subtask has the profile of its parent, %q", r.profile)
 	}
 	out.VM.Profile = r.profile
+	usual := manifest.DefaultLifecycle()
+	if out.Metadata.Priority == 0 { // it was not asked for, like the two below
+		out.Metadata.Priority = min(0, r.priority)
+	}
+	if out.Lifecycle.CancelGrace == usual.CancelGrace {
+		out.Lifecycle.CancelGrace = min(usual.CancelGrace, r.lifecycle.CancelGrace)
+	}
+	if out.Lifecycle.MaxArtifactBytes == usual.MaxArtifactBytes {
+		out.Lifecycle.MaxArtifactBytes = min(usual.MaxArtifactBytes, r.lifecycle.MaxArtifactBytes)
+	}
 	for _, n := range []struct {
 		field    string
 		ask, has int64
@@ -80,7 +91,8 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 		{"lifecycle.max_artifact_bytes", int64(out.Lifecycle.MaxArtifactBytes), int64(r.lifecycle.MaxArtifactBytes), r.lifecycle.MaxArtifactBytes.String()},
 	} {
 		if n.ask > n.has {
-			refuse(n.field, fmt.Sprintf("%s: %s # or leave it out", n.field, n.text), "the parent has %s", n.text)
+			key := n.field[strings.LastIndexByte(n.field, '.')+1:]
+			refuse(n.field, fmt.Sprintf("%s: %s, or leave it out", key, n.text), "the parent has %s", n.text)
 		}
 	}
 	out.VM.CPUs = cmp.Or(out.VM.CPUs, r.size.CPUs)

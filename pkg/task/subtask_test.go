@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -59,6 +60,17 @@ func TestSubtaskHasItsParentsRights(t *testing.T) {
 	}
 }
 
+// TestSubtaskDefaultsAreNotTooMuch checks that a parent with less than the defaults can have
+// subtasks whose manifests do not mention them.
+func TestSubtaskDefaultsAreNotTooMuch(t *testing.T) {
+	r := parentRights()
+	r.priority, r.lifecycle.CancelGrace, r.lifecycle.MaxArtifactBytes = -5, measure.Duration(time.Second), 1<<20
+	out, _, faults := narrow(subtaskManifest(t, ""), r)
+	if l := out.Lifecycle; len(faults) > 0 || out.Metadata.Priority != -5 || l.CancelGrace != r.lifecycle.CancelGrace || l.MaxArtifactBytes != 1<<20 {
+		t.Errorf("narrow(nothing) = priority %d, %+v, %v, want the parent's", out.Metadata.Priority, l, faults)
+	}
+}
+
 func TestSubtaskCannotHaveMore(t *testing.T) {
 	asks := parentRights()
 	asks.agent = manifest.Agent{Kind: manifest.Claude, Permissions: manifest.AskPermissions}
@@ -92,9 +104,6 @@ func TestSubtaskCannotHaveMore(t *testing.T) {
 		{"claude: {prompt: p}", "agent", limited},
 		{"claude: {prompt: p, allowed_tools: [Read, Bash]}", "agent", limited},
 	} {
-		if c.field == "vm.session" {
-			c.asked = strings.Replace(c.asked, "vm", "vm", 1)
-		}
 		_, _, faults := narrow(subtaskManifest(t, c.asked), c.of)
 		if len(faults) != 1 || faults[0].Field != c.field || fail.CodeOf(faults[0].Err) != fail.Policy || fail.HintOf(faults[0].Err) == "" {
 			t.Errorf("narrow(%s) = %v, want a fault of %s with a hint", c.asked, faults, c.field)
