@@ -8,7 +8,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/sessioncmd"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestapi"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
@@ -43,6 +47,31 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 		},
 		Budget: func(ctx context.Context, s session.Session, n gateway.BudgetNote) {
 			sessioncmd.NotifyBudget(ctx, m, s, n)
+		},
+		Channel: func(s session.Session, guest func(context.Context) (*ssh.Client, error)) session.Channel {
+			return (&guestapi.Server{
+				Session: s.ID, Version: app.Version, Log: log,
+				Engine: func(context.Context) (ops.Engine, error) {
+					now, err := m.Config.Reload()
+					if err != nil {
+						return ops.Engine{}, err
+					}
+					sessions := *m
+					sessions.Config = now
+					return a.Engine(&sessions)
+				},
+				Fetch: func(ctx context.Context) error {
+					cur, err := m.Get(ctx, s.ID)
+					if err != nil {
+						return err
+					}
+					g, err := guest(ctx)
+					if err == nil {
+						_, err = session.Work{Sessions: m}.Fetch(ctx, cur, g, "", repo.FetchOptions{})
+					}
+					return err
+				},
+			}).Serve
 		},
 		KillLocal: func(ctx context.Context, s session.Session) error {
 			if s.Status.Tmux == "" {

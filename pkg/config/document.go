@@ -86,6 +86,7 @@ type Profile struct {
 	Budget    Budget            `yaml:"budget,omitempty" json:"budget,omitzero"`
 	Logins    Logins            `yaml:"logins,omitempty" json:"logins,omitempty"`
 	Questions Questions         `yaml:"questions,omitempty" json:"questions,omitzero"`
+	Subtasks  Subtasks          `yaml:"subtasks,omitempty" json:"subtasks,omitzero"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -98,7 +99,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Logins == nil {
 		p.Logins = base.Logins
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions)}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -149,6 +150,7 @@ type document struct {
 	Budget       Budget              `yaml:"budget,omitempty"`
 	Logins       Logins              `yaml:"logins,omitempty"`
 	Questions    Questions           `yaml:"questions,omitempty"`
+	Subtasks     Subtasks            `yaml:"subtasks,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`

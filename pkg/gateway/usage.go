@@ -28,15 +28,26 @@ type Metering struct {
 	Session string       `json:"session"`        // id
 	RepoKey string       `json:"repo_key"`       //
 	Task    string       `json:"task,omitempty"` // id
+	Tree    string       `json:"tree"`           // as in store.Usage
 	Budget  Budget       `json:"budget,omitzero"`
+	Shared  []Shared     `json:"shared,omitempty"`
 	Prices  meter.Prices `json:"prices"`
 }
 
+// Shared is the budget of a task or session above this one, for all of its subtasks together.
+type Shared struct {
+	Tree   string `json:"tree"`
+	Budget Budget `json:"budget"`
+}
+
+// limited reports whether anything limits the use of models.
+func (m Metering) limited() bool { return m.Budget != (Budget{}) || len(m.Shared) > 0 }
+
 // Budget limits the use of models. Zero values do not restrict.
 type Budget struct {
-	Session int64 `json:"session,omitempty"` // billionths of a US dollar, of the session
+	Session int64 `json:"session,omitempty"` // billionths of a US dollar, of the session and its subtasks
 	Day     int64 `json:"day,omitempty"`     // the same, of all sessions since midnight
-	Tokens  int64 `json:"tokens,omitempty"`  // of the session
+	Tokens  int64 `json:"tokens,omitempty"`  // of the session and its subtasks
 }
 
 // The names of the limits.
@@ -44,6 +55,7 @@ const (
 	LimitSession = "session"
 	LimitDay     = "day"
 	LimitTokens  = "tokens"
+	LimitShared  = "shared" // of a task or session above this one
 )
 
 // BudgetEvent is the kind of the event that tells how much of a budget is used. Its data is a
@@ -52,7 +64,7 @@ const BudgetEvent = "budget"
 
 // BudgetNote tells that a part of a budget is used.
 type BudgetNote struct {
-	Limit   string         `json:"limit"`   // LimitSession, LimitDay or LimitTokens
+	Limit   string         `json:"limit"`   // one of the limits above
 	Percent int64          `json:"percent"` // 80 or 100
 	Used    store.UsageSum `json:"used"`
 	Budget  Budget         `json:"budget"`
@@ -92,6 +104,7 @@ type metering struct {
 // SetMetering makes the gateway count the use of models in the requests that it reads, and with
 // a budget it reads all requests to the providers. It replaces an earlier setting.
 func (g *Gateway) SetMetering(m Metering) error {
+	m.Tree = cmp.Or(m.Tree, cmp.Or(m.Task, m.Session)+"/") // written by an earlier version
 	now := &metering{Metering: m, unpriced: map[string]bool{}}
 	if was := g.metering.Load(); was != nil && was.Store == m.Store && was.Session == m.Session {
 		now.ledger, now.last = was.ledger, g.lastNote()
@@ -116,7 +129,7 @@ func (g *Gateway) SetMetering(m Metering) error {
 // readHosts returns the hosts to which all requests are read, sorted.
 func (g *Gateway) readHosts() []string {
 	all := g.policy.requestHosts()
-	if m := g.metering.Load(); m != nil && m.Budget != (Budget{}) {
+	if m := g.metering.Load(); m != nil && m.limited() {
 		all = slices.Compact(slices.Sorted(slices.Values(slices.Concat(all, meter.Hosts()))))
 	}
 	return all
@@ -142,11 +155,16 @@ func (m *metering) failed(err error) error {
 
 // limits returns the limits of a request at that time.
 func (m *metering) limits(at time.Time) (all []store.UsageLimit) {
-	if m.Budget.Session > 0 {
-		all = append(all, store.UsageLimit{Name: LimitSession, Session: m.Session, Cost: m.Budget.Session})
+	add := func(l store.UsageLimit) {
+		if l.Cost > 0 || l.Tokens > 0 {
+			all = append(all, l)
+		}
 	}
-	if m.Budget.Tokens > 0 {
-		all = append(all, store.UsageLimit{Name: LimitTokens, Session: m.Session, Tokens: m.Budget.Tokens})
+	add(store.UsageLimit{Name: LimitSession, Tree: m.Tree, Cost: m.Budget.Session})
+	add(store.UsageLimit{Name: LimitTokens, Tree: m.Tree, Tokens: m.Budget.Tokens})
+	for _, s := range m.Shared {
+		add(store.UsageLimit{Name: LimitShared, Tree: s.Tree, Cost: s.Budget.Session})
+		add(store.UsageLimit{Name: LimitShared, Tree: s.Tree, Tokens: s.Budget.Tokens})
 	}
 	if m.Budget.Day > 0 {
 		y, month, d := at.Date()
@@ -215,7 +233,7 @@ func (c *conn) meter(r *http.Request) (*use, error) {
 	case isWebSocket(r):
 		// Codex falls back to HTTP on this status.
 		return nil, &refusal{provider, http.StatusUpgradeRequired, "invalid_request_error", "usage is counted over HTTP, not over WebSockets"}
-	case kind == meter.Uncounted && m.Budget != (Budget{}):
+	case kind == meter.Uncounted && m.limited():
 		return nil, &refusal{provider, http.StatusForbidden, "permission_error", "this session has a budget, and what " + r.URL.Path + " uses cannot be counted"}
 	case kind != meter.Counted:
 		return nil, nil
@@ -233,7 +251,7 @@ func (c *conn) meter(r *http.Request) (*use, error) {
 		if r.Context().Err() != nil {
 			panic(http.ErrAbortHandler) // the guest is gone
 		}
-		if m.Budget != (Budget{}) {
+		if m.limited() {
 			return nil, &refusal{provider, http.StatusServiceUnavailable, "api_error", "the use of models cannot be counted: " + err.Error()}
 		}
 		return nil, nil //nolint:nilerr // the error is reported in the status; without a budget, nothing depends on it
@@ -320,7 +338,7 @@ func (m *metering) reserve(ctx context.Context, u *use) error {
 func (m *metering) row(u *use, used meter.Usage) store.Usage {
 	t := used.Tokens
 	return store.Usage{
-		Session: m.Session, Request: u.id, At: u.began, RepoKey: m.RepoKey, Task: m.Task, Model: clean(used.Model),
+		Session: m.Session, Request: u.id, At: u.began, RepoKey: m.RepoKey, Task: m.Task, Tree: m.Tree, Model: clean(used.Model),
 		Input: t.Input, CacheRead: t.CacheRead, CacheWrite: t.CacheWrite, CacheWrite1h: t.CacheWrite1, Output: t.Output,
 		Cost: m.Prices.Cost(used),
 	}
@@ -340,6 +358,8 @@ func (m *metering) over(provider meter.Provider, e *store.OverLimitError) error 
 		m.mu.Unlock()
 	}
 	switch e.Limit.Name {
+	case LimitShared:
+		r.text = "the budget that this subtask shares with the session or task above it is used up"
 	case LimitTokens:
 		r.text = fmt.Sprintf("the session's budget of %d tokens is used up (%d); on the host: agent-sessionizer budget SESSION --tokens N", e.Limit.Tokens, e.Used.Tokens)
 	case LimitDay:

@@ -18,6 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/netguard"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/observe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/secrets"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/subtask"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/taskrun"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/trust"
@@ -143,9 +144,22 @@ func commands() []command {
 		{"task signal", "ID/ATTEMPT TERM|KILL", "send a signal to the agent's processes, print its state", 2, nil, onAttempt(func(_ context.Context, c *call, a taskrun.Attempt) error {
 			return a.Signal(c.args[1], c.out)
 		})},
-		{"task artifacts", "ID/ATTEMPT", "collect the agent's results", 1, nil, onAttempt(func(ctx context.Context, c *call, a taskrun.Attempt) error {
-			return a.Collect(ctx, c.in, c.out)
-		})},
+		{"task artifacts", "ID [--get NAME]", "list a subtask's artifacts, or print one (with ID/ATTEMPT: collect results)", variadic, nil, func(ctx context.Context, c *call) error {
+			if len(c.args) != 1 || !strings.Contains(c.args[0], "/") {
+				return subtask.Artifacts(ctx, c.guest, c.args, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
+			}
+			return onAttempt(func(ctx context.Context, c *call, a taskrun.Attempt) error { return a.Collect(ctx, c.in, c.out) })(ctx, c)
+		}},
+		{"task submit", "--prompt TEXT | -f FILE | -- COMMAND…", "submit a subtask, print its id", variadic, nil, onHost(subtask.Submit)},
+		{"task list", "[--json]", "list the subtasks", variadic, nil, onHost(subtask.List)},
+		{"task show", "ID", "print a subtask as JSON", variadic, nil, onHost(subtask.Show)},
+		{"task wait", "[--timeout D] ID…", "wait until subtasks have ended", variadic, nil, onHost(subtask.Wait)},
+		{"task fetch", "ID", "fetch a subtask's commits as the branch agent-ID", variadic, nil, onHost(subtask.Fetch)},
+		{"task cancel", "ID", "cancel a subtask", variadic, nil, onHost(subtask.Cancel)},
+		{"mcp", "", "serve subtasks over the Model Context Protocol", 0, nil, func(ctx context.Context, c *call) error {
+			frugal()
+			return subtask.MCP(ctx, c.guest, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
+		}},
 		{"task send", "ID/ATTEMPT", "send collected results", 1, nil, onAttempt(func(ctx context.Context, c *call, a taskrun.Attempt) error {
 			return a.Send(ctx, c.in, c.out)
 		})},
@@ -217,6 +231,14 @@ func dispatch(ctx context.Context, args []string, c *call) error {
 		return cmd.run(ctx, c)
 	}
 	return fail.New(fail.Usage, "unknown command %q\n%s", guestproto.Clean(strings.Join(args[:min(len(args), 2)], " ")), usage())
+}
+
+// onHost runs a command that asks the host.
+func onHost(run func(context.Context, sys.Guest, []string, subtask.IO) error) func(context.Context, *call) error {
+	return func(ctx context.Context, c *call) error {
+		frugal()
+		return run(ctx, c.guest, c.args, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
+	}
 }
 
 // onAttempt runs a command on the attempt that its first argument names.

@@ -18,6 +18,9 @@ import (
 // it.
 const Version = 1
 
+// HostSocket is where the guest's sshd listens for the host, which answers there.
+const HostSocket = "/run/agent/host.sock"
+
 // Status is what the guest program knows about itself.
 type Status struct {
 	Version  int       `json:"version"`

@@ -101,6 +101,7 @@ func number(digits string) int64 {
 type decoder struct {
 	*strictyaml.Problems
 	inSession map[string]*strictyaml.Node // nodes in the manifest, by field
+	inherits  bool                        // the repository may be omitted
 }
 
 // object fills a struct.
@@ -144,7 +145,7 @@ func (d *decoder) checkOwnership(path string, t reflect.Type) {
 		n := d.inSession[at]
 		switch {
 		case n == nil:
-			if f.required == "own" && !given {
+			if f.required == "own" && !given && !d.inherits {
 				d.missing(d.inSession[path], path, f)
 			}
 		case !given || f.own == "":

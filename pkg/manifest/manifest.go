@@ -28,6 +28,7 @@ package manifest
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -47,6 +48,7 @@ type Task struct {
 	VM         VM         `json:"vm" doc:"The task's own VM, or the existing session that it runs in."`
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, given as references. Their values are resolved while the VM boots, and are never written to a disk."`
 	Budget     Budget     `json:"budget,omitzero" own:"*" doc:"What the task may use of models, in addition to the configured budget: the lower limit counts."`
+	Subtasks   Subtasks   `json:"subtasks" doc:"What the agent may submit as subtasks, within the configured limits. It has no effect beside vm.session."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"Time limits, reactions to failures, and files to collect."`
 
 	source *source // nil if the task was not parsed
@@ -126,6 +128,17 @@ type Budget struct {
 	Tokens  int    `json:"tokens,omitempty" min:"1" max:"999999999" doc:"The number of tokens, read and written."`
 }
 
+// Subtasks limits the tasks that the agent may submit from its VM.
+type Subtasks struct {
+	Count   int    `json:"count" default:"1000" min:"0" max:"1000" doc:"How many subtasks the task may have over its whole run, with theirs."`
+	Depth   int    `json:"depth" default:"1000" min:"0" max:"1000" doc:"How many levels of subtasks there may be below the task."`
+	Running int    `json:"running" default:"1000" min:"0" max:"1000" doc:"How many of its own subtasks may run at the same time."`
+	Orphans string `json:"orphans" default:"cancel" enum:"cancel|keep" doc:"What happens to subtasks that have not ended when the task ends. cancel: they are cancelled and their results collected. keep: they continue."`
+}
+
+// KeepOrphans is the value of Orphans that lets subtasks continue.
+const KeepOrphans = "keep"
+
 // Requests are the rules for HTTP requests to a host.
 type Requests struct {
 	Host  string   `json:"host" required:"true" like:"host" doc:"The host, or *.ZONE."`
@@ -189,6 +202,12 @@ type Lifecycle struct {
 	Retries          Retries          `json:"retries" doc:"How often failed steps are retried."`
 	Hang             Hang             `json:"hang" doc:"Signs of a stuck agent. Each is reported as an event before the agent counts as hung."`
 	CrashLoop        CrashLoop        `json:"crash_loop" doc:"When to give up on an agent or a VM that keeps failing."`
+}
+
+// DefaultLifecycle returns the defaults.
+func DefaultLifecycle() (l Lifecycle) {
+	setDefaults(reflect.ValueOf(&l).Elem())
+	return l
 }
 
 // Retries defines how often failed steps are retried.

@@ -37,6 +37,7 @@ func defaults() *manifest.Task {
 		Repository: manifest.Repository{URL: "owner/repo"},
 		Agent:      manifest.Agent{Kind: manifest.Claude, Prompt: "Do it.", MaxTurns: 100},
 		VM:         manifest.VM{CPUs: 4, Memory: 8 << 30, Disk: 40 << 30},
+		Subtasks:   manifest.Subtasks{Count: 1000, Depth: 1000, Running: 1000, Orphans: "cancel"},
 		Lifecycle: manifest.Lifecycle{
 			Timeout:          measure.Duration(day),
 			StageTimeout:     measure.Duration(15 * time.Minute),
@@ -183,6 +184,7 @@ func TestEverything(t *testing.T) {
 			{Name: "SIXTH", Source: "keychain", Key: "https://example.org/me"},
 			{Name: "SEVENTH", Source: "age", Key: "~/token.age"},
 		},
+		Subtasks: manifest.Subtasks{Count: 1000, Depth: 1000, Running: 1000, Orphans: "cancel"},
 		Lifecycle: manifest.Lifecycle{
 			Timeout: measure.Duration(60 * time.Hour), StageTimeout: measure.Duration(90 * time.Second),
 			ProvisionTimeout: measure.Duration(90 * time.Minute), HangTimeout: measure.Duration(5 * time.Minute),

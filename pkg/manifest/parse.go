@@ -29,6 +29,16 @@ func Parse(name string, data []byte, dir string) (*Task, []string, error) {
 // ParseIn is like Parse, but for a task that runs in the given session, regardless of
 // the session in its manifest. With "" the manifest decides.
 func ParseIn(session, name string, data []byte, dir string) (*Task, []string, error) {
+	return parse(session, name, data, dir, false)
+}
+
+// ParseSubtask is like Parse, but for a task that has its repository and the size of its VM from
+// another one, unless it names them.
+func ParseSubtask(name string, data []byte) (*Task, []string, error) {
+	return parse("", name, data, "", true)
+}
+
+func parse(session, name string, data []byte, dir string, inherits bool) (*Task, []string, error) {
 	p := strictyaml.Problems{What: "manifest"}
 	root := read(data, &p)
 	if root == nil {
@@ -36,7 +46,7 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 	}
 	doc := &document{}
 	setDefaults(reflect.ValueOf(&doc.Task).Elem())
-	d := &decoder{Problems: &p, inSession: map[string]*strictyaml.Node{"": root}}
+	d := &decoder{Problems: &p, inherits: inherits, inSession: map[string]*strictyaml.Node{"": root}}
 	d.object(root, "", reflect.ValueOf(doc).Elem())
 	if root.Kind == strictyaml.Object {
 		if session != "" {
@@ -52,7 +62,7 @@ func ParseIn(session, name string, data []byte, dir string) (*Task, []string, er
 	}
 	t := &doc.Task
 	t.source = &source{name, d.inSession}
-	if t.VM.Profile == "" && t.VM.Session == "" {
+	if t.VM.Profile == "" && t.VM.Session == "" && !inherits {
 		t.VM.applyProfile()
 	}
 	return t, append(d.priority(name, t), d.network(name, t)...), nil

@@ -32,8 +32,31 @@ const maxResult = 100_000
 func New(h ops.Host, version string) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "agent-sessionizer", Title: "agent-sessionizer", Version: version}, &mcp.ServerOptions{Instructions: instructions})
 	sessionTools(s, h)
-	taskTools(s, h)
+	taskTools(s, h, func(ctx context.Context, in taskInput) (ops.TaskPath, error) {
+		v, err := ops.FindTask.On(ctx, h, ops.FindTaskRequest{Name: in.Task})
+		return ops.TaskPath{ID: v.ID}, err
+	})
 	questionTools(s, h)
+	return s
+}
+
+// guestInstructions tell the model of an agent in a guest what the tools are for.
+const guestInstructions = `Subtasks are unattended runs of an agent in VMs of their own, on the same repository.
+Each works on a branch agent-ID; agent-guest task fetch ID brings its commits into this checkout.`
+
+// NewForGuest returns a server for the guest of a session, whose tools work on its subtasks.
+// admit is called before each tool, and its error refuses it.
+func NewForGuest(h ops.Host, version string, admit func() error) *mcp.Server {
+	s := mcp.NewServer(&mcp.Implementation{Name: "agent-guest", Title: "subtasks", Version: version}, &mcp.ServerOptions{Instructions: guestInstructions})
+	s.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
+		return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
+			if err := admit(); err != nil {
+				return nil, explain(err)
+			}
+			return next(ctx, method, r)
+		}
+	})
+	taskTools(s, h, func(_ context.Context, in taskInput) (ops.TaskPath, error) { return ops.TaskPath{ID: in.Task}, nil })
 	return s
 }
 

@@ -29,12 +29,8 @@ type (
 	}
 )
 
-// taskTools adds the tools for tasks.
-func taskTools(s *mcp.Server, h ops.Host) {
-	named := func(ctx context.Context, in taskInput) (ops.TaskPath, error) {
-		v, err := ops.FindTask.On(ctx, h, ops.FindTaskRequest{Name: in.Task})
-		return ops.TaskPath{ID: v.ID}, err
-	}
+// taskTools adds the tools for tasks. named finds the task that an input means.
+func taskTools(s *mcp.Server, h ops.Host, named func(context.Context, taskInput) (ops.TaskPath, error)) {
 	addTool(s, adds, "submit_task", "Submit a task", "Submit a task: an unattended run of an agent in a VM of its own.", func(ctx context.Context, in submitInput) (any, error) {
 		return ops.SubmitTask.On(ctx, h, ops.SubmitRequest{ContentType: "application/yaml", RawBody: []byte(in.Manifest)})
 	})
@@ -50,7 +46,7 @@ func taskTools(s *mcp.Server, h ops.Host) {
 		if in.Seconds > 0 {
 			limit = min(time.Duration(in.Seconds)*time.Second, 10*time.Minute)
 		}
-		return awaitTask(ctx, h, at, limit)
+		return AwaitTask(ctx, h, at, limit)
 	})
 	addTool(s, destroys, "cancel_task", "Cancel a task", "Cancel a task and collect its results so far. Its VM is removed.", func(ctx context.Context, in taskInput) (any, error) {
 		at, err := named(ctx, in)
@@ -77,8 +73,8 @@ func taskTools(s *mcp.Server, h ops.Host) {
 	})
 }
 
-// awaitTask waits until a task has ended, for some time.
-func awaitTask(ctx context.Context, h ops.Host, at ops.TaskPath, limit time.Duration) (task.View, error) {
+// AwaitTask waits until a task has ended, for some time.
+func AwaitTask(ctx context.Context, h ops.Host, at ops.TaskPath, limit time.Duration) (task.View, error) {
 	for end := time.Now().Add(limit); ; {
 		v, err := ops.GetTask.On(ctx, h, at)
 		if err != nil || v.State.Over() || !time.Now().Before(end) {

@@ -54,6 +54,9 @@ func (e Engine) Perform(ctx context.Context, c Call) error {
 
 // Events implements Host.
 func (e Engine) Events(ctx context.Context, of Subject, after int64, follow bool) iter.Seq2[store.Event, error] {
+	if err := e.Caller.Check(Spec{ID: "events"}); err != nil {
+		return func(yield func(store.Event, error) bool) { yield(store.Event{}, err) }
+	}
 	if follow {
 		return e.sessions().Store.Follow(ctx, of.ID, after)
 	}

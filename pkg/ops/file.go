@@ -12,6 +12,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 )
 
 // File names a file of a task: an artifact, or one of its agent's outputs.
@@ -62,6 +63,42 @@ func (e Engine) Read(ctx context.Context, f File) (io.ReadCloser, error) {
 		return nil, fail.New(fail.Host, "open log: %w", err)
 	}
 	return file, nil
+}
+
+// maxCommits limits the commits of a subtask that its parent gets.
+const maxCommits = 1 << 30
+
+// Commits returns the commits of a subtask that has ended, as a git bundle of its branch.
+func (e Engine) Commits(ctx context.Context, id string) (bundle *os.File, err error) {
+	t, err := e.Task(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if !t.Phase.Over() || t.SessionID == "" {
+		return nil, fail.New(fail.Conflict, "subtask %s is %s; its commits exist after its end", t.ID, t.Phase).WithHint("agent-guest task wait %s", t.ID)
+	}
+	s, err := e.Tasks.Sessions.Get(ctx, t.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	if s.Status.Base == nil {
+		return nil, fail.New(fail.NotFound, "subtask %s never had a checkout", t.ID).WithHint("agent-guest task show %s", t.ID)
+	}
+	if bundle, err = os.CreateTemp("", "agent-sessionizer-*.bundle"); err != nil {
+		return nil, fail.New(fail.Host, "create a bundle: %w", err)
+	}
+	err = os.Remove(bundle.Name()) // it goes with its last descriptor
+	if err == nil {
+		err = repo.Bundle(ctx, bundle, s.Status.Target, s.Name, t.Branch(), s.Status.Base.Commit, maxCommits)
+	}
+	if err == nil {
+		_, err = bundle.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		_ = bundle.Close() // nothing is left of it
+		return nil, fail.New(fail.CodeOf(err), "commits of subtask %s: %w", t.ID, err).WithHint("agent-guest task artifacts %s --get %s.patch", t.ID, t.ID)
+	}
+	return bundle, nil
 }
 
 // follow returns a growing output, which ends when its task has ended.

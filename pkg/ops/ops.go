@@ -58,6 +58,7 @@ type Spec struct {
 	Status  int      // of success; 200 if 0
 	Errors  []int    // statuses of errors in addition to those that every operation may return
 	Accepts []string // content types of a RawBody; a Body is JSON
+	Guest   bool     // a session's guest may ask for it, about its subtasks
 }
 
 // Operation is something that can be asked of a host. The fields of a request have the tags
@@ -108,10 +109,19 @@ type Caller struct {
 	Name       string // for the audit log: "user:me", "token:ci"
 	Scope      Scope
 	Permission *task.Permission // what the caller may submit; nil for everything
+	Session    string           // id of the session whose guest asks; "" for others
+}
+
+// Guest returns the caller for what comes from a session's guest.
+func Guest(session string) Caller {
+	return Caller{Name: "session:" + session, Scope: Submit, Session: session}
 }
 
 // Check returns an error if the caller may not ask for the operation.
 func (c Caller) Check(s Spec) error {
+	if c.Session != "" && !s.Guest {
+		return marked{fail.New(fail.Policy, "%s is not for guests", s.ID).WithHint("agent-guest task"), ErrScope}
+	}
 	if s.Need == "" || c.Scope.Allows(s.Need) {
 		return nil
 	}

@@ -93,7 +93,7 @@ type (
 // Operations on tasks.
 var (
 	SubmitTask = Operation[SubmitRequest, TaskAnswer]{Spec{
-		ID: "submitTask", Method: http.MethodPost, Path: TasksPath, Tag: "tasks", Need: Submit, Status: http.StatusAccepted, Errors: []int{409},
+		ID: "submitTask", Method: http.MethodPost, Guest: true, Path: TasksPath, Tag: "tasks", Need: Submit, Status: http.StatusAccepted, Errors: []int{409},
 		Summary: "Submit a task",
 		About: "The body is a manifest: YAML, JSON, or JSON with the YAML in `manifest_yaml`. 202 means that it was accepted and will not be lost; " +
 			"it waits in the queue. Below the scope `admin`, the token limits which repositories and profiles a manifest may name; " +
@@ -102,7 +102,7 @@ var (
 	}, submitTask}
 
 	ListTasks = Operation[TaskQuery, TaskPage]{Spec{
-		ID: "listTasks", Method: http.MethodGet, Path: TasksPath, Tag: "tasks", Need: Read, Errors: []int{404},
+		ID: "listTasks", Method: http.MethodGet, Guest: true, Path: TasksPath, Tag: "tasks", Need: Read, Errors: []int{404},
 		Summary: "List tasks, newest first",
 	}, listTasks}
 
@@ -112,7 +112,7 @@ var (
 		About:   "The answer is the manifest with all defaults.",
 		Accepts: SubmitTask.Accepts,
 	}, func(ctx context.Context, e *Engine, r *SubmitRequest) (CheckedTask, error) {
-		asked, _, notices, err := r.parse()
+		asked, _, notices, err := r.parse(false)
 		if err != nil {
 			return CheckedTask{}, err
 		}
@@ -136,7 +136,7 @@ var (
 	}}
 
 	ListArtifacts = Operation[TaskPath, ArtifactList]{Spec{
-		ID: "listArtifacts", Method: http.MethodGet, Path: TasksPath + "/{id}/artifacts", Tag: "tasks", Need: Read, Errors: []int{404, 410},
+		ID: "listArtifacts", Method: http.MethodGet, Guest: true, Path: TasksPath + "/{id}/artifacts", Tag: "tasks", Need: Read, Errors: []int{404, 410},
 		Summary: "List the collected artifacts of a task",
 	}, func(ctx context.Context, e *Engine, r *TaskPath) (ArtifactList, error) {
 		t, err := e.TaskWithFiles(ctx, r.ID)
@@ -144,7 +144,7 @@ var (
 	}}
 
 	GetTask = Operation[TaskPath, task.View]{Spec{
-		ID: "getTask", Method: http.MethodGet, Path: TasksPath + "/{id}", Tag: "tasks", Need: Read, Errors: []int{404},
+		ID: "getTask", Method: http.MethodGet, Guest: true, Path: TasksPath + "/{id}", Tag: "tasks", Need: Read, Errors: []int{404},
 		Summary: "Get a task",
 	}, func(ctx context.Context, e *Engine, r *TaskPath) (task.View, error) {
 		t, err := e.Task(ctx, r.ID)
@@ -152,12 +152,20 @@ var (
 			return task.View{}, err
 		}
 		v := t.View()
-		v.Usage, err = e.Tasks.Usage(ctx, t.ID)
+		if v.Usage, err = e.Tasks.Usage(ctx, t.ID); err != nil {
+			return v, err
+		}
+		kin, err := e.Tasks.Below(ctx, t.ID)
+		for _, k := range kin {
+			if k.Parent == t.ID {
+				v.Subtasks = append(v.Subtasks, k.ID)
+			}
+		}
 		return v, err
 	}}
 
 	CancelTask = Operation[TaskPath, CancelAnswer]{Spec{
-		ID: "cancelTask", Method: http.MethodDelete, Path: TasksPath + "/{id}", Tag: "tasks", Need: Submit, Status: http.StatusAccepted, Errors: []int{404, 409},
+		ID: "cancelTask", Method: http.MethodDelete, Guest: true, Path: TasksPath + "/{id}", Tag: "tasks", Need: Submit, Status: http.StatusAccepted, Errors: []int{404, 409},
 		Summary: "Cancel a task",
 		About:   "Asks the agent to end, then forces it to, collects its results so far and removes the VM. Repeating it, or cancelling a task that has ended, changes nothing.",
 	}, func(ctx context.Context, e *Engine, r *TaskPath) (CancelAnswer, error) {
@@ -214,7 +222,45 @@ func (e *Engine) Task(ctx context.Context, id string) (task.Task, error) {
 	if fail.CodeOf(err) == fail.NotFound {
 		err = NoSuch("task", id)
 	}
+	if err == nil && e.Caller.Session != "" {
+		kin, err := e.below(ctx)
+		if err != nil {
+			return task.Task{}, err
+		}
+		if !slices.ContainsFunc(kin, func(k store.Kin) bool { return k.ID == id }) {
+			return task.Task{}, NoSuch("task", id)
+		}
+	}
 	return t, err
+}
+
+// below returns the subtasks that the caller, a session's guest, can see.
+func (e *Engine) below(ctx context.Context) ([]store.Kin, error) {
+	s, err := e.Tasks.Sessions.Get(ctx, e.Caller.Session)
+	if err != nil {
+		return nil, err
+	}
+	return e.Tasks.Below(ctx, s.Subject())
+}
+
+// listBelow returns the latest subtasks of the caller, a session's guest.
+func listBelow(ctx context.Context, e *Engine, most int) (TaskPage, error) {
+	page := TaskPage{Tasks: []task.View{}}
+	kin, err := e.below(ctx)
+	if err != nil {
+		return page, err
+	}
+	for _, k := range slices.Backward(kin) {
+		if len(page.Tasks) == most {
+			break
+		}
+		t, err := e.Tasks.Get(ctx, k.ID)
+		if err != nil {
+			return page, err
+		}
+		page.Tasks = append(page.Tasks, t.View())
+	}
+	return page, nil
 }
 
 func (e *Engine) setDesired(ctx context.Context, id string, desired task.DesiredPhase) (task.Task, error) {
@@ -246,7 +292,7 @@ type ArtifactList struct {
 }
 
 // parse returns the manifest, and its text as far as that describes the task.
-func (r *SubmitRequest) parse() (asked *manifest.Task, text []byte, notices []string, err error) {
+func (r *SubmitRequest) parse(subtask bool) (asked *manifest.Task, text []byte, notices []string, err error) {
 	text = bytes.Clone(r.RawBody) // huma reuses its buffer
 	kind, _, err := mime.ParseMediaType(r.ContentType)
 	if err == nil && kind == "application/json" {
@@ -254,6 +300,10 @@ func (r *SubmitRequest) parse() (asked *manifest.Task, text []byte, notices []st
 	}
 	if err != nil {
 		return nil, nil, nil, err
+	}
+	if subtask {
+		asked, notices, err = manifest.ParseSubtask(cmp.Or(r.Name, "manifest"), text)
+		return asked, text, notices, err
 	}
 	asked, notices, err = manifest.ParseIn(r.Session, cmp.Or(r.Name, "manifest"), text, r.Dir)
 	if r.Session != "" {
@@ -263,7 +313,7 @@ func (r *SubmitRequest) parse() (asked *manifest.Task, text []byte, notices []st
 }
 
 func submitTask(ctx context.Context, e *Engine, r *SubmitRequest) (TaskAnswer, error) {
-	asked, text, notices, err := r.parse()
+	asked, text, notices, err := r.parse(e.Caller.Session != "")
 	if err != nil {
 		return TaskAnswer{}, err
 	}
@@ -272,7 +322,7 @@ func submitTask(ctx context.Context, e *Engine, r *SubmitRequest) (TaskAnswer, e
 		path += "?session=" + r.Session
 	}
 	once := r.Once.task(http.MethodPost, path, r.RawBody)
-	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Once: once})
+	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Session: e.Caller.Session, Once: once})
 	return e.submitted(ctx, t, slices.Concat(notices, more), err)
 }
 
@@ -326,6 +376,9 @@ func unwrap(text []byte) ([]byte, error) {
 }
 
 func listTasks(ctx context.Context, e *Engine, r *TaskQuery) (TaskPage, error) {
+	if e.Caller.Session != "" {
+		return listBelow(ctx, e, r.Limit)
+	}
 	f := store.TaskFilter{Limit: r.Limit + 1}
 	if r.State != "" {
 		for name := range strings.SplitSeq(r.State, ",") {

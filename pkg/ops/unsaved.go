@@ -38,7 +38,11 @@ func destroySession(ctx context.Context, e *Engine, r *DestroyRequest) (session.
 					WithHint("%s, or: agent-sessionizer destroy --force %s", lost.Hint, s.Name)
 			}
 		}
-		return e.sessions().SetDesired(ctx, s, session.Gone)
+		s, err := e.sessions().SetDesired(ctx, s, session.Gone)
+		if err == nil {
+			err = e.schedule(ctx) // its subtasks end with it
+		}
+		return s, err
 	})
 }
 

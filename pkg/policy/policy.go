@@ -189,5 +189,8 @@ func (p *Policy) portsOut() []uint16 {
 	return slices.Compact(ports)
 }
 
+// Wider reports whether m allows more than another mode. "" stands for no mode, which does not.
+func (m Mode) Wider(other Mode) bool { return m != "" && m.width() > other.width() }
+
 // width orders the modes; -1 means an unknown mode.
 func (m Mode) width() int { return slices.Index([]Mode{Isolated, Allowlist, Open}, m) }

@@ -17,12 +17,14 @@ import (
 
 // Source is the repository that a push takes its history from.
 type Source struct {
-	Dir    string // a mirror or a local clone, on this host
-	Local  bool   // Dir is the user's own clone: its branches are not the remote's
-	URL    string // becomes the guest's origin; "" for none
-	Branch string // to check out; "" for the source's HEAD
-	Commit string // to put the branch at; "" for its current tip
-	Dirty  bool   // also copy a local clone's uncommitted and untracked files
+	Dir       string // a mirror or a local clone, on this host
+	Local     bool   // Dir is the user's own clone: its branches are not the remote's
+	URL       string // becomes the guest's origin; "" for none
+	Branch    string // to check out; "" for the source's HEAD
+	Commit    string // to put the branch at; "" for its current tip
+	Session   string // whose fetched commits Commit may also name; "" for none
+	NewBranch string // instead of Branch, which it begins at; "" for none
+	Dirty     bool   // also copy a local clone's uncommitted and untracked files
 }
 
 // Source returns the mirror as the source of a push.
@@ -138,6 +140,9 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 	}
 	prefix := path.Join(path.Dir(dir), ".agent-push-"+path.Base(dir))
 	tmp := prefix + "." + ids.New()
+	if src.NewBranch != "" {
+		o.branch = src.NewBranch
+	}
 	line := command(receiveScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
 	p.report("copying the history into the guest")
 	if err := send(ctx, g, src, o, line, p); err != nil {
@@ -220,7 +225,7 @@ func examine(ctx context.Context, src Source) (origin, error) {
 		}
 	}
 	if src.Commit != "" && src.Commit != o.commit {
-		if o.commit, err = pinned(ctx, g, src.Commit); err != nil {
+		if o.commit, err = pinned(ctx, g, src.Commit, src.Session); err != nil {
 			return o, err
 		}
 	}
@@ -228,8 +233,8 @@ func examine(ctx context.Context, src Source) (origin, error) {
 }
 
 // pinned returns the commit of that name, if it is in the history that will be
-// sent.
-func pinned(ctx context.Context, g hostGit, name string) (string, error) {
+// sent. That includes what was fetched from a session, unless session is "".
+func pinned(ctx context.Context, g hostGit, name, session string) (string, error) {
 	unknown := fail.New(fail.NotFound, "commit %q is not in the history of a branch or tag", clip(name)).WithHint("git -C %s log --all --oneline", g.dir)
 	if !abbreviated.MatchString(name) {
 		return "", unknown
@@ -239,7 +244,11 @@ func pinned(ctx context.Context, g hostGit, name string) (string, error) {
 		return "", errors.Join(unknown, err)
 	}
 	commit := strings.TrimSpace(out)
-	if refs, err := g.output(ctx, "for-each-ref", "--count=1", "--contains", commit, "refs/heads", "refs/tags", "refs/remotes"); err != nil || refs == "" {
+	among := []string{"refs/heads", "refs/tags", "refs/remotes"}
+	if sessionName.MatchString(session) {
+		among = append(among, "refs/agents/"+session)
+	}
+	if refs, err := g.output(ctx, append([]string{"for-each-ref", "--count=1", "--contains", commit}, among...)...); err != nil || refs == "" {
 		return "", errors.Join(unknown, err)
 	}
 	return commit, nil
@@ -304,6 +313,9 @@ func send(ctx context.Context, g Guest, src Source, o origin, line string, p Pro
 	args := []string{"bundle", "create", "--progress", "-", "--branches", "--tags"}
 	if o.remote != "" {
 		args = append(args, "--remotes="+o.remote)
+	}
+	if sessionName.MatchString(src.Session) {
+		args = append(args, "--glob=refs/agents/"+src.Session+"/*")
 	}
 	if o.branch == "" {
 		args = append(args, "HEAD")

@@ -61,7 +61,11 @@ func (b booter) start(ctx context.Context, s *Session) error {
 				if m.Warning != "" {
 					b.w.warn(ctx, was.ID, "", "%s", m.Warning)
 				}
-				source, err = m.Source(was.Spec.WithChanges).Resolve(ctx)
+				source = m.Source(was.Spec.WithChanges)
+				if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
+					source.Session = was.Spec.Within.Name
+				}
+				source, err = source.Resolve(ctx)
 				target = m.Target()
 				return err
 			})

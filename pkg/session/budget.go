@@ -34,15 +34,31 @@ func (net Net) SetBudget(ctx context.Context, s Session, b config.Budget) (Sessi
 
 // gateway returns the session's gateway, after writing what the gateway counts. SetPolicy and Start
 // apply that.
-func (net Net) gateway(s Session) (gateway.Process, error) {
+func (net Net) gateway(ctx context.Context, s Session) (gateway.Process, error) {
 	g := net.Sessions.Gateway(s)
 	b, err := net.Budget(s)
 	if err != nil {
 		return g, err
 	}
+	var shared []gateway.Shared
+	if above := s.Spec.Within; above != nil {
+		for _, id := range above.Sessions {
+			p, err := net.Sessions.Get(ctx, id)
+			if err != nil {
+				return g, err
+			}
+			b, err := net.Budget(p)
+			if err != nil {
+				return g, err
+			}
+			if b.Session > 0 || b.Tokens > 0 {
+				shared = append(shared, gateway.Shared{Tree: p.Tree(), Budget: gateway.Budget{Session: int64(b.Session), Tokens: int64(b.Tokens)}})
+			}
+		}
+	}
 	c := net.Sessions.Config
 	return g, g.WriteMetering(gateway.Metering{
-		Store: c.Paths.Store(), Session: s.ID, RepoKey: s.RepoKey, Task: s.Task, Prices: c.Prices,
+		Store: c.Paths.Store(), Session: s.ID, RepoKey: s.RepoKey, Task: s.Task, Tree: s.Tree(), Shared: shared, Prices: c.Prices,
 		Budget: gateway.Budget{Session: int64(b.Session), Day: int64(b.Day), Tokens: int64(b.Tokens)},
 	})
 }

@@ -87,7 +87,7 @@ func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestcli
 		// When the gateway was started, the repository's own file, which may narrow
 		// the policy, had not been read.
 		if s.Spec.Enforced {
-			gateway, err := Net{Sessions: gs.w.Sessions}.gateway(*s)
+			gateway, err := Net{Sessions: gs.w.Sessions}.gateway(ctx, *s)
 			if err != nil {
 				return err
 			}
@@ -125,7 +125,9 @@ func (gs guestSetup) readProject(ctx context.Context, s *Session, g repo.Guest, 
 		return err
 	}
 	if ok {
-		src.Branch, src.Commit = base.Branch, base.Commit
+		if src.Commit = base.Commit; s.Spec.NewBranch == "" {
+			src.Branch = base.Branch
+		}
 	}
 	var project *config.Project
 	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)

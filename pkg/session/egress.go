@@ -45,7 +45,7 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 		if err != nil {
 			return err
 		}
-		g, err := Net{Sessions: w.Sessions}.gateway(s)
+		g, err := Net{Sessions: w.Sessions}.gateway(ctx, s)
 		if err != nil {
 			return err
 		}

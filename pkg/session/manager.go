@@ -48,6 +48,8 @@ type Request struct {
 	Requests     []policy.RequestRules    // additional request rules, which only narrow
 	Budget       config.Budget            // additional limits; the lower ones count
 	Task         string                   // the task that will own the session; "" for a person's session
+	Within       *Bounds                  // the rights of the session that submitted the task
+	Branch       string                   // a new branch for the checkout, at the commit that Repo selects
 	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
 }
 
@@ -143,7 +145,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests, Budget: r.Budget,
-		Restricted: r.Restricted,
+		Restricted: r.Restricted, Within: r.Within, NewBranch: r.Branch,
 	}, append(notices, warnings...), nil
 }
 

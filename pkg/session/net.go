@@ -59,6 +59,9 @@ func (net Net) Policy(s Session) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.Spec.Within != nil {
+		p = policy.Tighten(p, s.Spec.Within.Policy)
+	}
 	p.Enforced = s.Spec.Enforced // fixed when the session was created; later settings do not change it
 	return p, nil
 }
@@ -185,7 +188,7 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		return err
 	}
 	if s.Spec.Enforced {
-		g, err := net.gateway(s)
+		g, err := net.gateway(ctx, s)
 		if err != nil {
 			return err
 		}

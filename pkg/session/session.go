@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,6 +98,48 @@ type Spec struct {
 	Budget config.Budget `json:"budget,omitzero"`
 	// A client below admin asked: no dotfiles and no saved home.
 	Restricted bool `json:"restricted,omitempty"`
+	// The rights of the session that submitted the subtask, which has no more; nil for others.
+	Within *Bounds `json:"within,omitempty"`
+	// A new branch for the checkout.
+	NewBranch string `json:"new_branch,omitempty"`
+}
+
+// Bounds are the rights of a session at the time when it submitted a subtask.
+type Bounds struct {
+	Policy *policy.Policy `json:"policy"` // what it could reach
+	Name   string         `json:"name"`   // its commits that were fetched can be checked out
+	Tree   string         `json:"tree"`   // the ids of its tree, as in store.Usage
+	// The session and those above it, the root first. The subtask shares their budgets.
+	Sessions []string `json:"sessions"`
+}
+
+// Subject returns the id under which the session's use of models counts: that of its task,
+// if it has one, because a task can get another session.
+func (s Session) Subject() string { return cmp.Or(s.Task, s.ID) }
+
+// Tree returns the ids of the tasks or sessions above the session, and its own, each followed by a
+// slash.
+func (s Session) Tree() string {
+	if s.Spec.Within != nil {
+		return s.Spec.Within.Tree + s.Subject() + "/"
+	}
+	return s.Subject() + "/"
+}
+
+// Bounds returns the rights of the session.
+func (net Net) Bounds(s Session) (*Bounds, error) {
+	p, err := net.Policy(s)
+	if err != nil {
+		return nil, err
+	}
+	if p.HostServices = append([]netip.AddrPort{}, p.HostServices...); p.Mode == policy.Open {
+		p.Names = nil // to Tighten, a list would end the mode open
+	}
+	b := Bounds{Policy: p, Name: s.Name, Tree: s.Tree(), Sessions: []string{s.ID}}
+	if above := s.Spec.Within; above != nil {
+		b.Sessions = append(slices.Clone(above.Sessions), s.ID)
+	}
+	return &b, nil
 }
 
 // Status is the state of the session that the next keeper has to know.

@@ -45,6 +45,9 @@ type Worker struct {
 	// Budget is called after a session used a part of its budget, or of today's. It may be nil.
 	Budget func(ctx context.Context, s Session, n gateway.BudgetNote)
 
+	// Channel returns what serves the connections from the guest of a session. It may be nil.
+	Channel func(s Session, guest func(context.Context) (*ssh.Client, error)) Channel
+
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
 
@@ -221,6 +224,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	defer func() { stopLooking(); looking.Wait() }()
 	looking.Go(func() { w.watchGuest(lctx, s, current.Load, conn.get) })
 	looking.Go(func() { w.watchGateway(lctx, s, current.Load) })
+	looking.Go(func() { w.serveGuest(lctx, s, current.Load, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
 	defer ports.close()
 	var monitor gatewayMonitor

@@ -222,6 +222,16 @@ func (c *Client) Connect(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, nil
 }
 
+// Listen makes the guest's sshd listen on a UNIX socket, which only the user of the login can use.
+// The listener ends with the client.
+func (c *Client) Listen(path string) (net.Listener, error) {
+	l, err := c.ssh.ListenUnix(path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s in the guest: %s", path, brief(err.Error()))
+	}
+	return l, nil
+}
+
 func parsePinned(line string) (ssh.PublicKey, error) {
 	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
 	if err != nil {

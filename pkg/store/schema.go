@@ -151,4 +151,15 @@ var schema = []string{
 	CREATE UNIQUE INDEX questions_by_id ON questions(id);
 	CREATE UNIQUE INDEX questions_by_guest_id ON questions(session, guest_id);
 	CREATE INDEX questions_that_wait ON questions(num) WHERE state IN ('open', 'answered');`,
+
+	// Subtasks. parent and root are ids of tasks or sessions. tree holds the ids of the
+	// tasks or sessions above a use of a model, from the root on, each followed by a slash.
+	`ALTER TABLE tasks ADD COLUMN parent TEXT NOT NULL DEFAULT '';
+	ALTER TABLE tasks ADD COLUMN root TEXT NOT NULL DEFAULT '';
+	ALTER TABLE tasks ADD COLUMN depth INTEGER NOT NULL DEFAULT 0;
+	CREATE INDEX tasks_by_root ON tasks(root) WHERE root <> '';
+	CREATE INDEX subtask_queue ON tasks(phase, priority DESC) WHERE parent <> '';
+	ALTER TABLE usage ADD COLUMN tree TEXT NOT NULL DEFAULT '';
+	UPDATE usage SET tree = CASE task WHEN '' THEN session ELSE task END || '/';
+	CREATE INDEX usage_by_tree ON usage(tree);`,
 }

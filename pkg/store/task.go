@@ -23,6 +23,9 @@ type Task struct {
 	Desired        string // the desired state
 	Priority       int    // in the queue, highest first; never changes
 	SessionID      string // the session it runs in, "" before it has one
+	Parent         string // for a subtask, the task or session that submitted it; never changes
+	Root           string // the task or session at the top of a subtask's tree; never changes
+	Depth          int    // 1 for a subtask of the root; never changes
 	CreatedAt      time.Time
 	StateChangedAt time.Time
 	ErrorCode      string // "" when nothing failed
@@ -41,14 +44,14 @@ func (t *Task) SetError(code, message, hint string) {
 func (t *Task) title() string                { return "task " + t.ID }
 func (t *Task) state() (*string, *time.Time) { return &t.Phase, &t.StateChangedAt }
 
-const taskColumns = `num, id, name, phase, desired, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, status, manifest`
+const taskColumns = `num, id, name, phase, desired, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, status, manifest, parent, root, depth`
 
 func scanTask(row scanner) (Task, error) {
 	var t Task
 	var num, created, changed int64
 	var labels, status, manifest string
 	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Desired, &t.Priority, &t.SessionID, &created, &changed,
-		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &status, &manifest)
+		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &status, &manifest, &t.Parent, &t.Root, &t.Depth)
 	if err != nil {
 		return Task{}, err
 	}
@@ -76,7 +79,11 @@ func (t *Task) save(ctx context.Context, tx *sql.Tx) error {
 
 // CreateTask inserts n with ev as its first event, and text as what was submitted;
 // text may be nil. The store sets the times.
-func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (row Task, err error) {
+func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (Task, error) {
+	return s.createTask(ctx, n, text, ev, func(*sql.Tx) error { return nil })
+}
+
+func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, admit func(*sql.Tx) error) (row Task, err error) {
 	labels, err := json.Marshal(n.Labels)
 	if err != nil {
 		return Task{}, err
@@ -88,10 +95,13 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 		if err := unused(ctx, tx, n.ID); err != nil {
 			return err
 		}
+		if err := admit(tx); err != nil {
+			return err
+		}
 		made := now().UnixMilli()
-		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 			n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, made, made,
-			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest))
+			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest), n.Parent, n.Root, n.Depth)
 		if err != nil {
 			return fmt.Errorf("insert task %s: %w", n.ID, err)
 		}
@@ -283,8 +293,9 @@ type Admission struct {
 
 // Admit lets decide choose which waiting tasks start, and moves them, in one
 // transaction: no two processes can give away the same free slot. active are the
-// tasks that hold a slot, oldest first. waiting yields the highest priority first,
-// and the oldest first within a priority; it is read only as far as decide iterates.
+// tasks that hold a slot, oldest first. waiting yields subtasks before other tasks, each
+// with the highest priority first, and the oldest first within a priority; it is read
+// only as far as decide iterates.
 // decide must be quick, must not use the store, and may run more than once. Admit
 // returns the ids of the admitted tasks.
 func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, waiting iter.Seq[Task]) ([]Admission, error)) (admitted []string, err error) {
@@ -322,12 +333,24 @@ func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, w
 
 const (
 	activeQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY tasks_by_phase WHERE phase IN (SELECT value FROM json_each(?)) ORDER BY num`
-	queueQuery  = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY task_queue WHERE phase = ? ORDER BY priority DESC, num`
+	queueQuery  = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY task_queue WHERE phase = ? AND parent = '' ORDER BY priority DESC, num`
+	// subtaskQuery selects the subtasks of the queue.
+	subtaskQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY subtask_queue WHERE phase = ? AND parent <> '' ORDER BY priority DESC, num`
 )
 
 // walkQueue yields the tasks that wait in phase, in the queue's order.
 func walkQueue(ctx context.Context, q queryer, phase string, yield func(Task) bool) error {
-	rows, err := q.QueryContext(ctx, queueQuery, phase)
+	more := true
+	for _, query := range []string{subtaskQuery, queueQuery} {
+		if err := walk(ctx, q, query, phase, func(t Task) bool { more = yield(t); return more }); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+func walk(ctx context.Context, q queryer, query, phase string, yield func(Task) bool) error {
+	rows, err := q.QueryContext(ctx, query, phase)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ type Usage struct {
 	At      time.Time `json:"at"`
 	RepoKey string    `json:"repo_key"`
 	Task    string    `json:"task,omitempty"` // id
+	Tree    string    `json:"tree"`           // ids of the tasks or sessions above it, and of its own, each followed by a slash
 	Model   string    `json:"model"`
 
 	Input        int64 `json:"input"` // tokens
@@ -46,6 +47,7 @@ type UsageSum struct {
 type UsageLimit struct {
 	Name    string
 	Session string    // of one session
+	Tree    string    // of a task or session and everything below it
 	Since   time.Time // from then on
 	Tokens  int64
 	Cost    int64 // billionths of a US dollar
@@ -99,9 +101,9 @@ func (s *Store) ReserveUsage(ctx context.Context, u Usage, limits []UsageLimit) 
 				return &OverLimitError{Limit: l, Used: used, Pending: l.Percent(used) < 100}
 			}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO usage (session, request, at, repo_key, task, model, input, cache_read, cache_write, cache_write_1h, output, tokens, cost, settled)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)`,
-			u.Session, u.Request, u.At.UnixMilli(), u.RepoKey, u.Task, u.Model, u.Input, u.CacheRead, u.CacheWrite, u.CacheWrite1h, u.Output, u.tokens(), u.Cost)
+		_, err = tx.ExecContext(ctx, `INSERT INTO usage (session, request, at, repo_key, task, tree, model, input, cache_read, cache_write, cache_write_1h, output, tokens, cost, settled)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)`,
+			u.Session, u.Request, u.At.UnixMilli(), u.RepoKey, u.Task, u.Tree, u.Model, u.Input, u.CacheRead, u.CacheWrite, u.CacheWrite1h, u.Output, u.tokens(), u.Cost)
 		if err != nil {
 			return fmt.Errorf("reserve usage: %w", err)
 		}
@@ -168,6 +170,9 @@ func sumUsage(ctx context.Context, q queryer, l UsageLimit, at time.Time) (used,
 	}
 	if l.Session != "" {
 		query, args = query+` AND session = ?`, append(args, l.Session)
+	}
+	if l.Tree != "" {
+		query, args = query+` AND tree >= ? AND tree < ?`, append(args, l.Tree, l.Tree+"\U0010ffff")
 	}
 	err = q.QueryRowContext(ctx, query+`)`, args...).Scan(&all.Requests, &all.Tokens, &all.Cost, &used.Requests, &used.Tokens, &used.Cost)
 	if err != nil {

@@ -112,8 +112,8 @@ func (d Dir) writeState(t Task) error {
 	return d.write("state.json", append(text, '\n'))
 }
 
-// Brief returns the content of TASK.md for the agent.
-func Brief(t Task) string {
+// Brief returns the content of TASK.md for the agent. subtasks says whether it may submit any.
+func Brief(t Task, subtasks bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", t.Name)
 	if p := t.Manifest.Agent.Prompt; p != "" {
@@ -138,14 +138,20 @@ func Brief(t Task) string {
 - You can reach only allowed network destinations. A denied destination stays denied; continue without it.
 - The run ends after %v, or after %v without output.
 `, where, asking, t.Manifest.Lifecycle.Timeout, t.Manifest.Lifecycle.HangTimeout)
+	if subtasks {
+		b.WriteString(`- You can submit subtasks, which run agents in VMs of their own on a copy of the commit that you began with:
+  agent-guest task submit --prompt "TEXT", then agent-guest task wait ID and agent-guest task fetch ID, which brings
+  their commits as the branch agent-ID. agent-guest task lists all commands.
+`)
+	}
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {
 		fmt.Fprintf(&b, "- Files that match these patterns are also collected: %s\n", strings.Join(ps, ", "))
 	}
 	return b.String()
 }
 
-func (d Dir) writeBrief(t Task) error {
-	return d.write(filepath.Join("inbox", "TASK.md"), []byte(Brief(t)))
+func (d Dir) writeBrief(t Task, subtasks bool) error {
+	return d.write(filepath.Join("inbox", "TASK.md"), []byte(Brief(t, subtasks)))
 }
 
 // appendEvents appends the store's newer events to events.jsonl. A line that a crash

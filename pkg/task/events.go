@@ -20,6 +20,7 @@ const (
 	EventHang      = "hang"      // Hang
 	EventRestart   = "restart"   // Restart
 	EventArtifacts = "artifacts" // Gathered
+	EventSubtask   = "subtask"   // Submitted, of a task or session that submitted a subtask
 )
 
 // PhaseChange records that the phase or the desired state changed.
@@ -64,6 +65,12 @@ type Restart struct {
 	What    string `json:"what"` // agent, vm, rebuild
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
+}
+
+// Submitted names a subtask that was submitted.
+type Submitted struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
 }
 
 // Gathered counts what was collected.

@@ -74,7 +74,7 @@ func (m *machine) open(ctx context.Context, t Task) (session.Session, error) {
 		}
 		return m.sessions.SetDesired(ctx, s, session.Ready)
 	}
-	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
+	r, err := t.sessionRequest()
 	if err != nil {
 		return session.Session{}, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
@@ -47,6 +48,8 @@ type Submission struct {
 	Permission *Permission // of the client; nil for the user, who may do everything
 	Restricted bool        // restrict the task as if a client had submitted it
 
+	Session string // whose guest submits it, as a subtask; "" for others
+
 	Once *Once // nil if a repeated request makes another task
 }
 
@@ -63,11 +66,21 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		}
 		was.Restricted = true
 	}
+	var under *descent
+	var narrowed []string
+	if o.Session != "" {
+		narrow, d, notices, err := m.descend(ctx, asked, o.Session)
+		if err != nil {
+			return Task{}, nil, err
+		}
+		asked, under, narrowed = narrow, &d, notices
+		was.Restricted, was.Subtask = d.restricted, &d.Subtask
+	}
 	found, err := m.check(ctx, asked, was.Restricted)
 	if err != nil {
 		return Task{}, nil, err
 	}
-	in, slug, notices := found.session.ID, found.slug, found.notices
+	in, slug, notices := found.session.ID, found.slug, slices.Concat(narrowed, found.notices)
 	if in != "" {
 		that := *asked
 		that.VM.Session = in // another session may have this name later
@@ -86,10 +99,10 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
-	row, err := m.store().CreateTask(ctx, store.Task{
+	row, err := m.create(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Desired: string(Run),
 		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: status,
-	}, o.Text, store.NewEvent(EventPhase, PhaseChange{To: Pending, Desired: Run}))
+	}, o.Text, under)
 	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
 		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
 			return t, notices, rerr
@@ -238,6 +251,10 @@ func (m *Manager) prepareDir(ctx context.Context, t Task) error {
 
 // Retry submits the same manifest again.
 func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []string, error) {
+	if t.Parent != "" {
+		return Task{}, nil, fail.New(fail.Conflict, "task %s is a subtask, which only %s can submit again", t.ID, t.Parent).
+			WithHint("agent-sessionizer task show %s", t.ID)
+	}
 	if err := (Client{o.Actor, o.Permission}).checkOwner(t); err != nil {
 		return Task{}, nil, err
 	}
@@ -258,7 +275,14 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 // task blocks those behind it; otherwise small tasks could keep a large one waiting
 // forever. A task whose session is in use by another task does not block the queue,
 // and no slot is reserved for it.
+//
+// A subtask takes none of the slots, because its parent, which has one, may wait for it.
+// Instead, only some subtasks of one parent run at once. So every subtask can run while
+// all tasks above it wait. Subtasks come first.
 func (m *Manager) Schedule(ctx context.Context) error {
+	if err := m.Cascade(ctx); err != nil {
+		return err
+	}
 	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Limit: 1})
 	if err != nil || len(waiting) == 0 {
 		return err
@@ -271,15 +295,26 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	admitted, err := m.store().Admit(ctx, queue, func(active []store.Task, waiting iter.Seq[store.Task]) (next []store.Admission, err error) {
 		capacity := capacity // the transaction may run again
 		taken := map[string]bool{}
+		running := map[string]int{} // by parent; "" for the slots
 		for _, row := range active {
 			taken[row.SessionID] = true
+			running[row.Parent]++
 			if full(reserveCapacity(&capacity, row)) {
 				return nil, nil // the host lacks capacity even for a task that already has a slot
 			}
 		}
 		for row := range waiting {
-			if len(active)+len(next) >= m.settings().Slots {
+			if row.Parent == "" && running[""] >= m.settings().Slots {
 				break
+			}
+			if row.Parent != "" {
+				t, err := read(row, nil)
+				if err != nil {
+					return nil, err
+				}
+				if t.Status.Subtask == nil || running[row.Parent] >= t.Status.Subtask.Running {
+					continue
+				}
 			}
 			if row.SessionID != "" && taken[row.SessionID] {
 				continue
@@ -288,6 +323,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 				break
 			}
 			taken[row.SessionID] = true
+			running[row.Parent]++
 			next = append(next, store.Admission{ID: row.ID, To: string(Staging), Event: store.NewEvent(EventPhase, PhaseChange{From: Pending, To: Staging, Desired: Run})})
 		}
 		return next, nil
@@ -319,7 +355,7 @@ func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 	if err != nil {
 		return err
 	}
-	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
+	r, err := t.sessionRequest()
 	if err != nil {
 		return err
 	}

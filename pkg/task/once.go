@@ -73,7 +73,7 @@ func (m *Manager) reserve(ctx context.Context, o Submission, notices []string) (
 // accepted returns t as it was when it was accepted.
 func (t Task) accepted() Task {
 	t.Phase, t.Desired, t.StateChangedAt = Pending, Run, t.CreatedAt
-	t.Status = Status{RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, Trace: t.Status.Trace, Restricted: t.Status.Restricted, Repository: t.Status.Repository}
+	t.Status = Status{RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, Trace: t.Status.Trace, Restricted: t.Status.Restricted, Repository: t.Status.Repository, Subtask: t.Status.Subtask}
 	t.SetError("", "", "")
 	if !t.InSession() {
 		t.SessionID = ""

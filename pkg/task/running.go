@@ -69,7 +69,7 @@ func (a *agentRun) start(ctx context.Context, t *Task, s session.Session, g gues
 	env := map[string]string{"AGENT_TASK_ID": t.ID, "AGENT_TRACE_ID": t.Status.Trace}
 	maps.Copy(env, t.Manifest.Agent.Env)
 	_, err := g.Task(t.ID, t.Status.Attempt).Start(ctx, guestproto.TaskStart{
-		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t),
+		Argv: agent.Command(t.Manifest.Agent), Env: env, Dir: cwd, Brief: Brief(*t, a.rec.tasks.maySubmit(*t)),
 	})
 	return err
 }

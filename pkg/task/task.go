@@ -134,6 +134,8 @@ type Status struct {
 	// its session gets nothing from the user's home directory.
 	Restricted bool `json:"restricted,omitempty"`
 
+	Subtask *Subtask `json:"subtask,omitempty"` // nil unless it is a subtask
+
 	// These are for a task in a session that existed before.
 	Repository string     `json:"repository,omitempty"` // of the session
 	Base       *repo.Base `json:"base,omitempty"`       // what was checked out when the agent started
@@ -238,6 +240,11 @@ type View struct {
 	PreservedUntil *time.Time           `json:"preserved_until,omitempty"`
 	Artifacts      int                  `json:"artifacts,omitempty"`      // their number
 	EventsDropped  int64                `json:"events_dropped,omitempty"` // of the agent's events that were counted and not stored
+	Parent         string               `json:"parent,omitempty"`         // of a subtask: the task or session that submitted it
+	Root           string               `json:"root,omitempty"`           // of a subtask: the task or session at the top
+	Depth          int                  `json:"depth,omitempty"`          // 1 for a subtask of the root
+	Branch         string               `json:"branch,omitempty"`         // of a subtask: the branch that it works on
+	Subtasks       []string             `json:"subtasks,omitempty"`       // ids of the tasks that it submitted; only for one task
 	RetryOf        string               `json:"retry_of,omitempty"`
 	Actor          string               `json:"actor,omitempty"`
 	TraceID        string               `json:"trace_id,omitempty"`
@@ -268,6 +275,9 @@ func (t Task) View() View {
 		StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended), Attempt: t.Status.Attempt,
 		Outcome: t.Status.Outcome, PreservedUntil: optional(t.Status.Until), Artifacts: len(t.Status.Artifacts),
 		RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, TraceID: t.Status.Trace, EventsDropped: t.Status.Events.Dropped,
+	}
+	if t.Parent != "" {
+		v.Parent, v.Root, v.Depth, v.Branch = t.Parent, t.Root, t.Depth, t.Branch()
 	}
 	if !t.Status.Started.IsZero() {
 		p := t.Status.Progress

@@ -124,13 +124,13 @@ func (w *Worker) stage(ctx context.Context, t *Task) error {
 	if err := w.Tasks.prepareDir(ctx, *t); err != nil {
 		return err
 	}
-	if err := d.writeBrief(*t); err != nil {
+	if err := d.writeBrief(*t, w.Tasks.maySubmit(*t)); err != nil {
 		return err
 	}
 	if t.InSession() { // its agent works on what is in the session
 		return w.rec.advance(ctx, t, Provisioning, PhaseChange{}, nil)
 	}
-	r, err := sessionRequest(t.Manifest, t.Status.Restricted)
+	r, err := t.sessionRequest()
 	if err != nil {
 		return err
 	}

@@ -185,6 +185,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(w.remove)
 	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
 	w.write("repo/input.txt", "as it was\n")
+	w.write(".config/agent-sessionizer/config.yaml", "subtasks: {count: 4}\n")
 	w.must("git", "init", "-q", "repo")
 	w.must("git", "-C", "repo", "add", "-A")
 	w.must("git", "-C", "repo", "commit", "-qm", "first")

@@ -68,6 +68,35 @@ func reply(w *world, _ string) error {
 	return errors.New("the agent's question does not arrive")
 }
 
+// cancelTree cancels the task when it has a subtask, and waits until both have ended.
+func cancelTree(w *world, id string) error {
+	cancelled := false
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		out, err := w.run(nil, "agent-sessionizer", "task", "list", "--all", "--json")
+		if err != nil {
+			return err
+		}
+		var all []view
+		if err := json.Unmarshal([]byte(out), &all); err != nil {
+			return err
+		}
+		switch {
+		case len(all) > 2:
+			return fmt.Errorf("one submission made %d subtasks", len(all)-1)
+		case len(all) == 2 && !cancelled:
+			if err := cancel(w, id); err != nil {
+				return err
+			}
+			cancelled = true
+		case cancelled && all[0].State == "CANCELLED" && all[1].State == "CANCELLED":
+			return nil
+		}
+	}
+	return errors.New("the subtask does not end with its task")
+}
+
+const guestAgent = `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest"`
+
 // With its own identity: a fake guest does not know the host's user.
 const commit = `git -c user.name=Agent -c user.email=agent@example.invalid commit -qam "by the agent"`
 
@@ -77,6 +106,9 @@ var cases = []kase{
 	{"preserved", "echo work >>input.txt; exit 3", "failure_action: preserve", nil, "FAILED_PRESERVED", 1},
 	{"cancel", "echo up; sleep 600", "cancel_grace: 1s", cancel, "CANCELLED", 1},
 	{"timeout", "echo up; sleep 600", "timeout: 2s", nil, "FAILED", 1},
+	{"subtasks", `id=$(` + guestAgent + ` task submit -- sh -c "echo child >child.txt"); ` + guestAgent + ` task wait "$id" || exit 9
+` + guestAgent + ` task artifacts "$id" --get untracked/child.txt >>input.txt; [ $(` + guestAgent + ` task list | wc -l) = 1 ] || exit 8; ` + commit, "", nil, "COMPLETED", 1},
+	{"cascade", guestAgent + ` task submit --name leaf -- sleep 600; sleep 600`, "cancel_grace: 1s", cancelTree, "CANCELLED", 1},
 	{"question", `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest" ask "Go on?" >>input.txt; ` + commit, "", reply, "COMPLETED", 1},
 	// The VM goes away during the first run; the second run uses the same disk.
 	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || sleep 600; ` + commit, "", crash, "COMPLETED", 2},

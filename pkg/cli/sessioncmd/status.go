@@ -261,6 +261,8 @@ func budgetText(n gateway.BudgetNote) string {
 	switch n.Limit {
 	case gateway.LimitDay:
 		of, whose = measure.USD(n.Budget.Day).String(), "today's budget"
+	case gateway.LimitShared:
+		of, whose = "what it shares", "the budget of a subtask's tree"
 	case gateway.LimitTokens:
 		used, of = lifecycle.Tokens(n.Used.Tokens), lifecycle.Tokens(n.Budget.Tokens)+" tokens"
 	}

@@ -196,11 +196,11 @@ func (g *guest) connection(ctx context.Context, conn net.Conn, cfg *xssh.ServerC
 	if err != nil || trouble.happen(ctx) != nil {
 		return
 	}
-	_, chans, reqs, err := xssh.NewServerConn(conn, cfg)
+	sc, chans, reqs, err := xssh.NewServerConn(conn, cfg)
 	if err != nil {
 		return
 	}
-	g.tasks.Go(func() { xssh.DiscardRequests(reqs) }) // keep-alives
+	g.tasks.Go(func() { g.listeners(ctx, sc, reqs) })
 	for n := range chans {
 		switch n.ChannelType() {
 		case "session":

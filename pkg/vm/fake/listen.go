@@ -1,0 +1,96 @@
+package fake
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	xssh "golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
+)
+
+// listeners implements sshd's listening on UNIX sockets for a client, with StreamLocalBindUnlink. It
+// refuses all other requests, among them keep-alives.
+func (g *guest) listeners(ctx context.Context, client *xssh.ServerConn, reqs <-chan *xssh.Request) {
+	open := map[string]net.Listener{}
+	defer func() {
+		for _, l := range open {
+			_ = l.Close()
+		}
+	}()
+	for r := range reqs {
+		var m struct{ Path string }
+		ok := xssh.Unmarshal(r.Payload, &m) == nil
+		switch {
+		case ok && r.Type == "streamlocal-forward@openssh.com":
+			l, err := listenUnlinked(ctx, g.path(m.Path))
+			if ok = err == nil; ok {
+				open[m.Path] = l
+				g.tasks.Go(func() { g.serveListener(client, l, m.Path) })
+			}
+		case ok && r.Type == "cancel-streamlocal-forward@openssh.com":
+			l := open[m.Path]
+			if ok = l != nil; ok {
+				_ = l.Close()
+				delete(open, m.Path)
+			}
+		default:
+			ok = false
+		}
+		if r.WantReply {
+			_ = r.Reply(ok, nil)
+		}
+	}
+}
+
+// listenUnlinked listens on a socket of any length, and replaces an earlier one.
+func listenUnlinked(ctx context.Context, path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// The path of a socket is short, and that of a fake guest is not.
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(int(dir.Fd()))+"/"+filepath.Base(path))
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // as sshd
+	return l, os.Chmod(path, 0o600)
+}
+
+func (g *guest) serveListener(client *xssh.ServerConn, l net.Listener, path string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		g.tasks.Go(func() {
+			defer c.Close()
+			if !g.keep(c) {
+				return
+			}
+			defer g.forget(c)
+			ch, reqs, err := client.OpenChannel("forwarded-streamlocal@openssh.com", xssh.Marshal(struct{ Path, Reserved string }{Path: path}))
+			if err != nil {
+				return
+			}
+			defer ch.Close()
+			g.tasks.Go(func() { xssh.DiscardRequests(reqs) })
+			var both sync.WaitGroup
+			both.Go(func() {
+				_ = pipe.Copy(c, ch)
+				_ = c.Close() // the client closes the whole channel
+			})
+			both.Go(func() { _ = pipe.Copy(ch, c) })
+			both.Wait()
+		})
+	}
+}

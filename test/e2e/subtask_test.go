@@ -1,0 +1,76 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+)
+
+// deeper submits a subtask that does the same, until a limit stops it, and merges what comes back.
+const deeper = `set -u
+level=$1
+git config user.name a; git config user.email a@example.invalid
+if id=$(agent-guest task submit --name "level$((level + 1))" -- bash deeper.sh $((level + 1)) 2>refused.txt); then
+	agent-guest task wait "$id" && agent-guest task fetch "$id" && git merge -q "agent-$id"
+else
+	cat refused.txt
+fi
+rm -f refused.txt
+echo "level $level on $(hostname), branch $(git branch --show-current)" >"level$level.txt"
+git add -A && git commit -qm "level $level"
+`
+
+// TestSubtasks runs subtasks three deep in real VMs, and cancels a task with its subtask.
+func TestSubtasks(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	clone := b.Repo("project")
+	b.Write("project/deeper.sh", deeper)
+	if out := b.RunIn(clone, "sh", "-c", "git add . && git commit -qm deeper"); out.Code != 0 {
+		t.Fatal(out.All())
+	}
+	b.Write(".config/agent-sessionizer/config.yaml", "subtasks: {count: 4}\ntasks: {slots: 1}\nlimits: {running: 6}\n")
+
+	id := b.submit("{kind: command, command: [bash, deeper.sh, '0']}", "")
+	b.until(id, "COMPLETED")
+	var all []struct {
+		ID, Name, Root, State string
+		Depth                 int
+	}
+	if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 4 {
+		t.Fatalf("tasks = %+v, want 4", all)
+	}
+	for _, v := range all {
+		if v.State != "COMPLETED" || v.Depth > 0 && v.Root != id {
+			t.Errorf("task = %+v, want it completed below %s", v, id)
+		}
+		if v.Depth == 3 && !strings.Contains(b.Asz("task", "logs", v.ID), "limit of 3 levels") {
+			t.Errorf("log of level 3 = %s, want the limit of levels", b.Asz("task", "logs", v.ID))
+		}
+	}
+	// The commits of all levels were merged in the VMs, and came to the host with the task.
+	patch := b.Asz("task", "artifacts", id, "--get", id+".patch")
+	for _, level := range []string{"level 0 on ", "level 1 on ", "level 2 on ", "level 3 on "} {
+		if !strings.Contains(patch, level) {
+			t.Errorf("patch lacks %q:\n%s", level, patch)
+		}
+	}
+
+	id = b.submit(shell("agent-guest task submit --name leaf -- sleep 3600; sleep 3600"), "cancel_grace: 1s")
+	leaf := func() (v taskView) {
+		out := b.Run("agent-sessionizer", "task", "show", "--json", "leaf")
+		_ = json.Unmarshal([]byte(out.Stdout), &v) // there may be none yet
+		return v
+	}
+	testenv.WaitFor(t, "a running subtask", func() bool { return leaf().State == "RUNNING" })
+	b.Asz("task", "cancel", "--wait", id)
+	testenv.WaitFor(t, "the end of the subtask", func() bool { return leaf().State == "CANCELLED" })
+	b.nothingLeft()
+}
