@@ -352,7 +352,7 @@ func (m *metering) over(provider meter.Provider, e *store.OverLimitError) error 
 		// OpenAI's own status is 429. Codex would replace the text then, and try again after 402.
 		r.status, r.kind = http.StatusBadRequest, "insufficient_quota"
 	}
-	if e.Limit.Name != LimitDay { // which only the settings change
+	if e.Limit.Name == LimitSession || e.Limit.Name == LimitTokens { // the others are not this session's
 		m.mu.Lock()
 		m.used = &BudgetNote{Limit: e.Limit.Name, Percent: 100, Used: e.Used, Budget: m.Budget}
 		m.mu.Unlock()

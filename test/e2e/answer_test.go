@@ -95,6 +95,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.MustIn(name, "test ! -e made-by-the-agent")
 		b.answered(q.ID, "use the other directory", store.QuestionDelivered)
 	})
+	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, w, say) })
 	t.Run("a choice", func(t *testing.T) {
 		q := asks("ASKME three", guestproto.AskChoice, "Which DB?")
 		if len(q.Choices) != 2 || q.Choices[1] != "SQLite" {
