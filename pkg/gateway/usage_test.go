@@ -396,6 +396,7 @@ func TestSharedBudget(t *testing.T) {
 	if err := p.g.SetMetering(p.metering); err != nil {
 		t.Fatal(err)
 	}
+	p.Client = p.trustful(p.g.Interception(), true)
 	if status, text := p.ask("/v1/messages", `{"model":"m","max_tokens":10}`); status != 200 {
 		t.Fatalf("answer within the shared budget = %d %s, want 200", status, text)
 	}
