@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -386,5 +387,34 @@ func TestMeteringWebSocket(t *testing.T) {
 	r.Header.Set("Upgrade", "websocket")
 	if status, text, err := do(p.Client, r); err != nil || status != http.StatusUpgradeRequired {
 		t.Errorf("answer = %d %s, %v, want %d", status, text, err, http.StatusUpgradeRequired)
+	}
+}
+
+// TestSharedBudget checks that a subtask without a budget of its own ends with that of its parent,
+// of which another subtask has used a part.
+func TestSharedBudget(t *testing.T) {
+	p := newProvider(t, "api.anthropic.com", Budget{}, func(rw http.ResponseWriter, _ *http.Request) {
+		io.WriteString(rw, `{"model":"m","usage":{"input_tokens":20,"output_tokens":20}}`)
+	})
+	used := store.Usage{Session: "another", Request: "1", At: time.Now(), Tree: "root/another/", Output: 60}
+	if err := p.store.ReserveUsage(t.Context(), used, nil); err != nil {
+		t.Fatal(err)
+	}
+	p.metering.Tree, p.metering.Shared = "root/"+p.metering.Task+"/", []Shared{{Tree: "root/", Budget: Budget{Tokens: 100}}}
+	if err := p.g.SetMetering(p.metering); err != nil {
+		t.Fatal(err)
+	}
+	p.Client = p.trustful(p.g.Interception(), true)
+	if status, text := p.ask("/v1/messages", `{"model":"m","max_tokens":10}`); status != 200 {
+		t.Fatalf("answer within the shared budget = %d %s, want 200", status, text)
+	}
+	if err := p.store.AbandonUsage(t.Context(), "another"); err != nil {
+		t.Fatal(err)
+	}
+	if status, text := p.ask("/v1/messages", `{"model":"m","max_tokens":10}`); status != http.StatusPaymentRequired || !strings.Contains(text, "shares with") {
+		t.Errorf("answer above the shared budget = %d %s, want %d", status, text, http.StatusPaymentRequired)
+	}
+	if status, _ := p.ask("/v1/batches", "{}"); status != http.StatusForbidden {
+		t.Errorf("answer of what cannot be counted = %d, want %d", status, http.StatusForbidden)
 	}
 }

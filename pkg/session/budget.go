@@ -3,6 +3,8 @@ package session
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -19,17 +21,24 @@ func (net Net) Budget(s Session) (config.Budget, error) {
 	return b, err
 }
 
-// SetBudget replaces limits of one session. If the session runs, it takes effect immediately.
+// SetBudget replaces limits of one session. It takes effect immediately, if the session runs and
+// for those of its subtasks, which share it.
 // Zero fields stay as they are; config.Unlimited removes a limit.
 func (net Net) SetBudget(ctx context.Context, s Session, b config.Budget) (Session, error) {
 	if !s.Spec.Enforced {
 		return s, fail.New(fail.Usage, "the network of session %s does not end in a gateway, which a budget needs", s.Name)
 	}
 	s, err := net.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Budget = b.Over(f.Budget) })
-	if err != nil || s.Phase != Ready {
+	if err != nil {
 		return s, err
 	}
-	return s, net.ApplyPolicy(ctx, s)
+	all, err := net.Sessions.List(ctx)
+	for _, below := range all { // they share it
+		if w := below.Spec.Within; below.Phase == Ready && (below.ID == s.ID || w != nil && slices.Contains(w.Sessions, s.ID)) {
+			err = errors.Join(err, net.ApplyPolicy(ctx, below))
+		}
+	}
+	return s, err
 }
 
 // gateway returns the session's gateway, after writing what the gateway counts. SetPolicy and Start

@@ -87,6 +87,24 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// TestUsageOfATree checks that a limit counts what is below a task or session, and nothing beside it.
+func TestUsageOfATree(t *testing.T) {
+	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))
+	for i, tree := range []string{"a/", "a/b/", "a/b/c/", "a/d/", "ab/", "b/"} {
+		if err := s.ReserveUsage(t.Context(), store.Usage{Session: "s", Request: string(rune('A' + i)), At: time.Now(), Tree: tree, Cost: 10}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tree, want := range map[string]int64{"a/": 40, "a/b/": 20, "a/b/c/": 10, "ab/": 10, "x/": 0} {
+		for cost, over := range map[int64]bool{want: want > 0, want + 1: false} {
+			err := s.ReserveUsage(t.Context(), store.Usage{Session: "s", Request: tree + time.Now().Format(time.RFC3339Nano), At: time.Now(), Tree: "other/"}, []store.UsageLimit{{Tree: tree, Cost: cost}})
+			if _, is := errors.AsType[*store.OverLimitError](err); is != over {
+				t.Errorf("limit %d of %s = %v, want over the limit: %t", cost, tree, err, over)
+			}
+		}
+	}
+}
+
 // Many requests at once cannot pass a limit together.
 func TestUsageRace(t *testing.T) {
 	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))

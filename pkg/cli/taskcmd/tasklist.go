@@ -120,7 +120,7 @@ func showTasks(a *app.App, all []task.View, asJSON bool) error {
 		if v.InSession {
 			in = v.Session
 		}
-		rows = append(rows, []string{v.ID, string(v.State), console.Ago(v.StateChangedAt), v.Name, in, cmp.Or(v.Model, v.Agent), does, cost})
+		rows = append(rows, []string{v.ID, string(v.State), console.Ago(v.StateChangedAt), strings.Repeat("> ", v.Depth) + v.Name, in, cmp.Or(v.Model, v.Agent), does, cost})
 	}
 	a.Con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOfTask(task.Phase(cell)) }})
 	return nil
@@ -216,6 +216,8 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 	line("name", "%s", v.Name)
 	line("state", "%s for %s", v.State, console.Ago(v.StateChangedAt))
 	line("repository", "%s", v.Repository)
+	line("parent", "%s", v.Parent)
+	line("subtasks", "%s", strings.Join(v.Subtasks, " "))
 	line("agent", "%s %s", v.Agent, v.Model)
 	stays := ""
 	if v.InSession {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
 
@@ -57,8 +58,11 @@ func listenUnlinked(ctx context.Context, path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	// The path of a socket is short, and that of a fake guest is not.
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(int(dir.Fd()))+"/"+filepath.Base(path))
+	name := path
+	if runtime.GOOS == "linux" { // the path of a socket is short, and that of a fake guest is not
+		name = "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + filepath.Base(path)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
 	if err != nil {
 		return nil, err
 	}
