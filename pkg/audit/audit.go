@@ -45,6 +45,7 @@ const (
 	TokenRemoved      Type = "token_removed"
 	ExecStarted       Type = "exec_started"
 	QuestionAnswered  Type = "question_answered"
+	DashboardOpened   Type = "dashboard_opened"
 )
 
 // Types returns all types.
@@ -52,6 +53,7 @@ func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
+		DashboardOpened,
 	}
 }
 

@@ -30,6 +30,9 @@ type Engine struct {
 	// Scheduled is called after a change that may let a waiting task run; nil schedules the
 	// queue at once.
 	Scheduled func()
+	// DashboardLink makes a link that logs a browser in as the caller; nil unless this process
+	// serves the API.
+	DashboardLink func(context.Context, Caller) (DashboardLink, error)
 	// Preflight reports why this host cannot run VMs, before one is created.
 	Preflight func(context.Context) error
 }

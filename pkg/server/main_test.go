@@ -128,6 +128,7 @@ func newRig(t *testing.T, limits Limits) *rig {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(r.addr)
+	r.logins.base = "http://" + r.addr
 	for l, d := range map[net.Listener]endpoint{tcp: {ip: at.Addr(), port: fmt.Sprint(at.Port())}, own: {own: true}} {
 		srv := s.server(context.Background(), d)
 		go func() { _ = srv.Serve(l) }() // ends with Close

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"path"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +31,7 @@ type middleware struct {
 type principal struct {
 	ops.Caller
 	token string // digest of the token; "" for the socket
+	login string // digest of the key of a login to the dashboard; "" for none
 }
 
 // request gives handlers access to the underlying HTTP request.
@@ -40,6 +40,7 @@ type request struct {
 	r     *http.Request
 	who   principal
 	trace string
+	at    endpoint
 }
 
 type requestKey struct{}
@@ -54,7 +55,7 @@ const healthPath = "/api/health"
 func (g *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	id := traceid.FromHeader(r.Header.Get)
-	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.server.limits.Write, trace: id}, trace: id}
+	req := &request{w: &response{ResponseWriter: w, control: http.NewResponseController(w), patience: g.server.limits.Write, trace: id}, trace: id, at: g.endpoint}
 	req.r = r.WithContext(traceid.With(context.WithValue(r.Context(), requestKey{}, req), id))
 	defer func() {
 		err := recover()
@@ -97,7 +98,7 @@ func (g *middleware) admit(req *request) *Problem {
 
 // once lists headers that must not be repeated, because different readers of the
 // request could use different values.
-var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", traceid.Header, "Accept", "Idempotency-Key", "Sec-Websocket-Key", "Sec-Websocket-Version"}
+var once = []string{"Authorization", "Content-Type", "Content-Length", "Content-Encoding", "Origin", "Range", "If-Range", "Last-Event-Id", traceid.Header, "Accept", "Idempotency-Key", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Cookie", keyHeader}
 
 // checkForm checks the form of the request.
 func (g *middleware) checkForm(req *request) *Problem {
@@ -124,7 +125,7 @@ func (g *middleware) checkForm(req *request) *Problem {
 	}
 	// Neither the router nor a handler may clean a path: an unclean path does not
 	// exist. Escaped dots are part of a name, which is looked up.
-	if p := r.URL.EscapedPath(); p != "/" && path.Clean(p) != p || strings.Contains(r.URL.Path, "\x00") {
+	if p := r.URL.EscapedPath(); p != "/" && p != dashboardPath && path.Clean(p) != p || strings.Contains(r.URL.Path, "\x00") {
 		return problem(http.StatusNotFound, "NOT_FOUND", seeDocs, "no such path")
 	}
 	return nil
@@ -138,14 +139,10 @@ func (g *middleware) origin(req *request) *Problem {
 	if !g.isOwnHost(r.Host) {
 		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header does not name this server").with("Connection", "close")
 	}
-	scheme := "http://"
-	if g.tls {
-		scheme = "https://"
-	}
-	if o := r.Header.Get("Origin"); o != "" && (g.own || o != scheme+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
+	if o := r.Header.Get("Origin"); o != "" && (g.own || o != g.scheme()+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
 		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a web page", "requests from web pages of other sites are refused")
 	}
-	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" && !opensPage(r) {
 		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a web page", "requests from web pages of other sites are refused")
 	}
 	return nil
@@ -157,59 +154,79 @@ func (g *middleware) login(req *request) *Problem {
 		req.who = principal{Caller: ops.Caller{Name: g.server.user, Scope: ops.Admin}}
 		return nil
 	}
-	if req.r.URL.Path == healthPath {
+	if req.r.URL.Path == healthPath || isPage(req.r) || req.r.URL.Path == loginPath {
 		req.who = principal{Caller: ops.Caller{Name: "anonymous"}}
 		return nil
 	}
-	const hint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read creates one"
-	denied := func(why string) *Problem {
-		addr, _, err := net.SplitHostPort(req.r.RemoteAddr)
-		if err != nil {
-			addr = req.r.RemoteAddr
-		}
-		// A valid token is accepted after any number of wrong ones. On a loopback
-		// address all users of this host share one address, and none may lock out
-		// the others.
-		g.server.metrics.wrong.Inc()
-		ok, wait := g.server.wrong.allow(addr, time.Now())
-		if !ok {
-			return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+hint, "too many requests without a valid token").
-				with("Retry-After", fmt.Sprint(int(wait/time.Second)+1)).with("Connection", "close")
-		}
-		g.server.log.WarnContext(req.r.Context(), "request refused", "address", addr, "reason", why)
-		return problem(http.StatusUnauthorized, codeUnauthorized, hint, "%s", why).with("WWW-Authenticate", `Bearer realm="agent-sessionizer"`)
-	}
 	header := req.r.Header.Get("Authorization")
 	if header == "" {
-		return denied("no token was sent")
+		return g.server.dashboardLogin(req)
 	}
 	token, err := bearer(header)
 	if err != nil {
-		return denied(err.Error())
+		return g.server.denied(req, err.Error())
 	}
 	t, ok, err := g.server.tokens.find(token)
 	if err != nil {
-		g.server.log.ErrorContext(req.r.Context(), "failed to read tokens", "error", err)
-		return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked now").with("Retry-After", "5")
+		return g.server.tokensUnreadable(req, err)
 	}
 	if !ok {
-		return denied("unknown token")
+		return g.server.denied(req, "unknown token")
 	}
-	req.who = principal{Caller: ops.Caller{Name: "token:" + t.Name, Scope: t.Scope}, token: t.SHA256}
-	if !t.Scope.Allows(ops.Admin) {
-		req.who.Permission = &t.Permission
-	}
+	req.who = principalOf(t)
 	return nil
 }
 
+// principalOf returns the client that has a token.
+func principalOf(t Token) principal {
+	who := principal{Caller: ops.Caller{Name: "token:" + t.Name, Scope: t.Scope}, token: t.SHA256}
+	if !t.Scope.Allows(ops.Admin) {
+		who.Permission = &t.Permission
+	}
+	return who
+}
+
+const tokenHint = "send Authorization: Bearer TOKEN; agent-sessionizer serve token add NAME --scope read creates one"
+
+// denied returns the response to a client that has not authenticated itself, and counts it.
+func (s *Server) denied(req *request, why string) *Problem {
+	addr, _, err := net.SplitHostPort(req.r.RemoteAddr)
+	if err != nil {
+		addr = req.r.RemoteAddr
+	}
+	// A valid token is accepted after any number of wrong ones. On a loopback
+	// address all users of this host share one address, and none may lock out
+	// the others.
+	s.metrics.wrong.Inc()
+	ok, wait := s.wrong.allow(addr, time.Now())
+	if !ok {
+		return problem(http.StatusTooManyRequests, codeTooMany, "wait, and "+tokenHint, "too many requests without a valid token").
+			with("Retry-After", fmt.Sprint(int(wait/time.Second)+1)).with("Connection", "close")
+	}
+	s.log.WarnContext(req.r.Context(), "request refused", "address", addr, "reason", why)
+	return unauthorized(why)
+}
+
+func unauthorized(why string) *Problem {
+	return problem(http.StatusUnauthorized, codeUnauthorized, tokenHint, "%s", why).with("WWW-Authenticate", `Bearer realm="agent-sessionizer"`)
+}
+
+func (s *Server) tokensUnreadable(req *request, err error) *Problem {
+	s.log.ErrorContext(req.r.Context(), "failed to read tokens", "error", err)
+	return problem(http.StatusServiceUnavailable, codeUnavailable, "agent-sessionizer serve token list, on the host", "tokens cannot be checked now").with("Retry-After", "5")
+}
+
 // stillAllowed reports whether who may still perform operations that need that scope:
-// tokens may have been removed.
+// tokens may have been removed, and a dashboard's user may have logged out.
 func (s *Server) stillAllowed(who principal, need ops.Scope) bool {
+	if who.login != "" && !s.logins.active(who.login) {
+		return false
+	}
 	if who.token == "" {
 		return who.Scope.Allows(need)
 	}
-	all, err := s.tokens.List()
-	return err == nil && slices.ContainsFunc(all, func(t Token) bool { return t.SHA256 == who.token && t.Scope.Allows(need) })
+	t, ok, err := s.tokens.withDigest(who.token)
+	return err == nil && ok && t.Scope.Allows(need)
 }
 
 // body reads the request body into memory, so that handlers never wait for the
@@ -223,21 +240,25 @@ func (g *middleware) body(req *request) *Problem {
 	if r.Method != http.MethodPost {
 		return problem(http.StatusBadRequest, codeInvalid, "leave the body out", "a %s request must not have a body here", short(r.Method)).with("Connection", "close")
 	}
-	if r.ContentLength > maxBody {
-		return tooLarge()
+	most := int64(maxBody)
+	if req.who.Scope == "" {
+		most = maxLoginBody
+	}
+	if r.ContentLength > most {
+		return tooLarge(most)
 	}
 	if err := req.w.control.SetReadDeadline(time.Now().Add(g.server.limits.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return problemOf(err)
 	}
-	text, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	text, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return problem(http.StatusRequestTimeout, codeSlow, "send the body immediately", "the body did not arrive within %v", g.server.limits.Body).with("Connection", "close")
 	}
 	if err != nil {
 		return problem(http.StatusBadRequest, codeInvalid, "send as many bytes as Content-Length declares, or complete chunks", "the body cannot be read").with("Connection", "close")
 	}
-	if len(text) > maxBody {
-		return tooLarge()
+	if int64(len(text)) > most {
+		return tooLarge(most)
 	}
 	if err := req.w.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return problemOf(err)
@@ -263,8 +284,8 @@ func (g *middleware) drain(req *request) {
 	}
 }
 
-func tooLarge() *Problem {
-	return problem(http.StatusRequestEntityTooLarge, codeTooLarge, "send less: a manifest has at most 1 MiB", "the body is longer than %d bytes", maxBody).with("Connection", "close")
+func tooLarge(most int64) *Problem {
+	return problem(http.StatusRequestEntityTooLarge, codeTooLarge, "send less: a manifest has at most 1 MiB", "the body is longer than %d bytes", most).with("Connection", "close")
 }
 
 func short(s string) string { return s[:min(len(s), 20)] }

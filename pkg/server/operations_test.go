@@ -110,12 +110,14 @@ func TestOperations(t *testing.T) {
 var (
 	anyTime = regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z?([+-]\d\d:\d\d)?`)
 	anyID   = regexp.MustCompile(`\b[0-9a-f]{12}\b|\b[0-9a-f]{32}\b|-[0-9a-f]{6}\b`)
+	anyLink = regexp.MustCompile(`http://[^"]+#code=[\w-]+`)
 	anyPath = regexp.MustCompile(`"(sha256|digest)":"[0-9a-f]+"`)
 )
 
 // normal replaces what differs between two runs.
 func normal(text string) string {
 	ids := map[string]string{}
+	text = anyLink.ReplaceAllString(text, "LINK")
 	text = anyPath.ReplaceAllString(anyTime.ReplaceAllString(text, "TIME"), `"DIGEST"`)
 	return anyID.ReplaceAllStringFunc(text, func(id string) string {
 		key := strings.TrimPrefix(id, "-")
@@ -296,6 +298,11 @@ func checkTasks(as func(ops.Scope) host) {
 func checkRest(as func(ops.Scope) host) {
 	h, reader := as(ops.Admin), as(ops.Read)
 	t := h.t
+	refused(reader, fail.Policy, ops.CreateDashboardLink, struct{}{})
+	link, err := ask(h, ops.CreateDashboardLink, struct{}{})
+	if err != nil || !strings.HasPrefix(link.URL, "http://"+h.addr+"/dashboard/#code=") || time.Until(link.ExpiresAt) > linkTime {
+		t.Errorf("link = %+v, %v, want one of http://%s for %v", link, err, h.addr, linkTime)
+	}
 	mustAsk(reader, ops.ListImages, struct{}{})
 	refused(reader, fail.Policy, ops.ListSecrets, ops.SecretQuery{})
 	mustAsk(h, ops.ListSecrets, ops.SecretQuery{Repo: "acme/app"})

@@ -98,6 +98,11 @@ func (p *Problem) with(key, value string) *Problem {
 	return p
 }
 
+func (p *Problem) withHint(hint string) *Problem {
+	p.Hint = hint
+	return p
+}
+
 // statuses maps package fail's codes to HTTP statuses. Codes that are missing here
 // are server errors: 500.
 var statuses = map[fail.Code]int{

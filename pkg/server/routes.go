@@ -55,12 +55,13 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 				{Name: "network", Description: "What a session may reach."},
 				{Name: "images", Description: "Disks from which virtual machines start."},
 				{Name: "secrets", Description: "References to secrets, never their values."},
+				{Name: "dashboard", Description: "Browsers that show the dashboard."},
 				{Name: "server", Description: "The server itself."},
 			},
 			Components: &huma.Components{
 				Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
 				SecuritySchemes: map[string]*huma.SecurityScheme{"token": {
-					Type: "http", Scheme: "bearer", Description: "Required on an address. On the socket, every client is this user and has the scope admin.",
+					Type: "http", Scheme: "bearer", Description: "Required on an address, except for a browser that logged in to the dashboard. On the socket, every client is this user and has the scope admin.",
 				}},
 			},
 		},
@@ -85,6 +86,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.GetUsage)
 	serve(s, api, ops.GetBudget)
 	serve(s, api, ops.SetBudget)
+	s.dashboardRoutes(api, mux)
 	mux.Handle("POST "+mcpPath, s.mcpHandler())
 
 	doc := api.OpenAPI()

@@ -120,6 +120,7 @@ type Server struct {
 	metrics *metrics
 	execs   *execs
 	user    string // user of this process, for the audit log
+	logins  *logins
 
 	wrong   throttle
 	streams slots
@@ -137,6 +138,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		o: o, limits: o.Limits.withDefaults(), log: o.Log, engine: o.Engine, tasks: tasks, store: tasks.Sessions.Store,
 		tokens: TokensIn(paths.State), kick: make(chan struct{}, 1), closing: make(chan struct{}),
+		logins: newLogins(),
 	}
 	s.user = fmt.Sprintf("uid:%d", os.Geteuid())
 	if u, err := user.Current(); err == nil {
@@ -150,6 +152,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.execs = newExecs(s, ids.Hex(8))
 	s.engine.Execs, s.engine.Scheduled = s.execs, s.submitted
+	s.engine.DashboardLink = s.createDashboardLink
 	s.engine.Costly = make(chan struct{}, s.limits.Costly)
 	if s.mux, s.doc, err = s.routes(); err != nil {
 		return nil, err
@@ -219,6 +222,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 			return err
 		}
 		listeners, endpoints = append(listeners, l), append(endpoints, d)
+		s.logins.base = d.base()
 	}
 	own, err := listenUnix(ctx, Socket(paths.State), s.log)
 	if err != nil {

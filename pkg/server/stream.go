@@ -270,7 +270,7 @@ func (feed eventFeed) webSocket(ctx context.Context, in *socketInput) (*bodyOutp
 	st.logs = logs
 	return &bodyOutput{func(huma.Context) {
 		defer st.close()
-		c, err := websocket.Accept(req.w, req.r, nil)
+		c, err := websocket.Accept(req.w, req.r, &websocket.AcceptOptions{Subprotocols: []string{socketProtocol}})
 		if err != nil {
 			return // Accept has sent a response
 		}

@@ -116,6 +116,19 @@ func (t *Tokens) find(presented string) (Token, bool, error) {
 	return all[found], true, nil
 }
 
+// withDigest returns the token with that SHA-256.
+func (t *Tokens) withDigest(sum string) (Token, bool, error) {
+	all, err := t.List()
+	if err != nil {
+		return Token{}, false, err
+	}
+	i := slices.IndexFunc(all, func(o Token) bool { return o.SHA256 == sum })
+	if i < 0 {
+		return Token{}, false, nil
+	}
+	return all[i], true, nil
+}
+
 func digest(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hex.EncodeToString(sum[:])
