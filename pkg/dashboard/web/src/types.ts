@@ -29,7 +29,7 @@ export interface Question {
   choices?: string[]; parts?: number; only?: boolean; state: string; asked_at: string; deadline?: string; answer?: string; by?: string;
 }
 
-export interface Overview { seq: number; at: string; sessions: Session[]; tasks: Task[]; questions: Question[]; notes?: unknown }
+export interface Overview { seq: number; at: string; sessions: Session[]; tasks: Task[]; questions: Question[]; notes?: string[] }
 
 export interface Event { id: string; seq: number; at: string; kind: string; data: Record<string, any> | null }
 

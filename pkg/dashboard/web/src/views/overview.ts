@@ -26,6 +26,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
   const more = h("button", { type: "button", hidden: true, onclick: () => { all = true; if (latest) show(latest); } }, "Show all");
   ended.root.append(more);
   const nothing = h("div", {}, loading());
+  const notes = h("div");
   let all = false;
   let latest: Overview | undefined;
 
@@ -47,6 +48,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
     ended.show(all ? over : over.slice(0, endedTasks), (t) => t.id, taskRow);
     more.hidden = all || over.length <= endedTasks;
     more.textContent = `Show all ${over.length}`;
+    keyed(notes, (o.notes ?? []).slice(0, 5), (n) => n, (n) => h("p", { class: "note" }, line(n, 600)));
     const text = `${plural(total, "session")}, ${waiting === 1 ? "1 needs" : `${waiting} need`} attention · ${plural(active.length, "running task")}`;
     if (summary.textContent !== text) summary.textContent = text;
     fill(nothing, total + o.tasks.length === 0 && empty("No sessions and no tasks yet. Open a repository, or submit a task."));
@@ -57,7 +59,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
       h("div", { class: "buttons" },
         can("admin") && h("button", { type: "button", class: "primary", onclick: openRepository }, "Open repository"),
         can("submit") && h("a", { class: "button", href: "#/submit" }, "Submit task"))),
-    questionSection, nothing, sections.map((s) => s.root), running.root, ended.root);
+    questionSection, notes, nothing, sections.map((s) => s.root), running.root, ended.root);
   watch(show, signal);
 }
 
