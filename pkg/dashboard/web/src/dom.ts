@@ -123,7 +123,7 @@ export function clock(at: string): HTMLElement {
   const d = new Date(at);
   if (Number.isNaN(d.getTime())) return h("span");
   const today = new Date().toDateString() === d.toDateString();
-  const text = today ? d.toLocaleTimeString() : d.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+  const text = d.toLocaleString(undefined, { ...(!today && { dateStyle: "short" }), timeStyle: "medium", hour12: false });
   return h("time", { class: "clock", datetime: d.toISOString() }, text);
 }
 

@@ -88,7 +88,7 @@ export function table(caption: string, columns: string[], rows: (Node | string |
   const number = (i: number) => (rows.length > 0 && rows.every((r) => typeof r[i] === "number" || /^\$?[\d.,]+( [KMGT]?i?B)?$/.test(String(r[i]))) ? "number" : undefined);
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
     h("table", {}, h("thead", {}, h("tr", {}, columns.map((c, i) => h("th", { scope: "col", class: number(i) }, c)))),
-      h("tbody", {}, rows.map((r) => h("tr", {}, r.map((cell, i) => h("td", { class: number(i) }, cell)))))));
+      h("tbody", {}, rows.map((r) => h("tr", {}, r.map((cell, i) => h("td", { class: number(i) ?? (typeof cell === "string" && cell.length > 40 ? "long" : undefined) }, cell)))))));
 }
 
 export const empty = (text: string) => h("p", { class: "empty" }, text);

@@ -32,11 +32,11 @@ function controls(q: Question, respond: (answer: string) => Promise<unknown>, pl
   } else if (parts === 1) {
     (q.choices ?? []).slice(0, 20).forEach((choice, i) => answer(line(choice, 80), String(i + 1)));
   }
-  if (q.kind === "network" || (q.only && parts === 1 && !decides)) return h("div", { class: "buttons" }, buttons);
-  const label = decides ? "Deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : "Answer";
+  if (q.kind === "network" || (q.only && parts === 1 && !decides)) return h("div", { class: "answers" }, buttons);
+  const label = decides ? "Or deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : buttons.length > 0 ? "Or another answer" : "Answer";
   const field = parts > 1
-    ? h("textarea", { id: `answer-${q.id}`, rows: parts, maxlength: 4000, required: true, spellcheck: "false" })
-    : h("input", { id: `answer-${q.id}`, type: "text", maxlength: 4000, required: true, autocomplete: "off" });
+    ? h("textarea", { id: `answer-${q.id}`, rows: parts, maxlength: 4000, required: true, placeholder: label, spellcheck: "false" })
+    : h("input", { id: `answer-${q.id}`, type: "text", maxlength: 4000, required: true, placeholder: label, autocomplete: "off" });
   const send = h("button", { type: "submit" }, "Send");
   const form = h("form", {
     class: "answer",
@@ -44,6 +44,6 @@ function controls(q: Question, respond: (answer: string) => Promise<unknown>, pl
       e.preventDefault();
       void perform(send, place, () => respond(field.value), "Answer sent");
     },
-  }, h("label", { for: `answer-${q.id}` }, label), h("div", { class: "row" }, field, send));
-  return h("div", {}, buttons.length > 0 && h("div", { class: "buttons" }, buttons), form);
+  }, h("label", { class: "unseen", for: `answer-${q.id}` }, label), h("div", { class: "row" }, field, send));
+  return h("div", { class: "answers" }, buttons, form);
 }

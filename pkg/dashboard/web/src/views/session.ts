@@ -166,7 +166,7 @@ function changesTab(place: HTMLElement, id: string, signal: AbortSignal) {
   void read();
 }
 
-const target = (d: { name?: string; addr?: string; port?: number; request?: string }) => d.request || (d.name || d.addr || "?") + (d.port ? `:${d.port}` : "");
+const target = (d: { name?: string; addr?: string; port?: number; request?: string }) => d.request || (d.name || d.addr || "") + (d.port ? `:${d.port}` : "");
 
 function networkTab(place: HTMLElement, id: string, signal: AbortSignal) {
   const path = `${sessionPath(id)}/net`;
