@@ -57,9 +57,15 @@ func (p Paths) Logins() string { return filepath.Join(p.State, "logins") }
 // SessionLock returns the path of the lock that a session's keeper holds while it runs.
 func (p Paths) SessionLock(id string) string { return filepath.Join(p.State, "locks", "session-"+id) }
 
+// Sessions returns the directory of all sessions' directories.
+func (p Paths) Sessions() string { return filepath.Join(p.State, "sessions") }
+
+// Tasks returns the directory of all tasks' directories.
+func (p Paths) Tasks() string { return filepath.Join(p.State, "tasks") }
+
 // SessionDir returns the directory of one session, with its keys and keeper log. It is
 // removed with the session.
-func (p Paths) SessionDir(id string) string { return filepath.Join(p.State, "sessions", id) }
+func (p Paths) SessionDir(id string) string { return filepath.Join(p.Sessions(), id) }
 
 // Observation returns the path of the keeper's last observation of a session's guest.
 func (p Paths) Observation(id string) string {
@@ -77,7 +83,7 @@ func (p Paths) Standby(id string) string { return filepath.Join(p.SessionDir(id)
 func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
 
 // TaskDir returns the directory of a task, with its manifest, logs and artifacts.
-func (p Paths) TaskDir(id string) string { return filepath.Join(p.State, "tasks", id) }
+func (p Paths) TaskDir(id string) string { return filepath.Join(p.Tasks(), id) }
 
 // Pool returns the directory of the standby VMs.
 func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }

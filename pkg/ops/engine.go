@@ -23,6 +23,7 @@ type Engine struct {
 	Log    *slog.Logger
 	Redact *secret.Redactor // applied to what this process prints and logs
 	Caller Caller
+	Disk   *DiskCache // nil measures each time
 
 	// Costly bounds how many operations that read much, or work in a guest, run at once for
 	// clients: its capacity. nil means no bound.

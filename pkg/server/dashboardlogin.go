@@ -309,9 +309,9 @@ func (s *Server) describeLogin(who principal) DashboardLogin {
 func (s *Server) login(ctx context.Context, in *loginInput) (*loginOutput, error) {
 	req := requestOf(ctx)
 	var who principal
-	ok := false
 	switch {
 	case in.Body.Code != "" && in.Body.Token == "":
+		var ok bool
 		if who, ok = s.logins.redeem(in.Body.Code); !ok {
 			return nil, s.denied(req, "the link was used before, or is older than a minute").withHint("agent-sessionizer dashboard")
 		}

@@ -86,7 +86,9 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.GetUsage)
 	serve(s, api, ops.GetBudget)
 	serve(s, api, ops.SetBudget)
+	serve(s, api, ops.GetDisk)
 	s.dashboardRoutes(api, mux)
+	s.overviewRoute(api)
 	mux.Handle("POST "+mcpPath, s.mcpHandler())
 
 	doc := api.OpenAPI()

@@ -121,6 +121,7 @@ type Server struct {
 	execs   *execs
 	user    string // user of this process, for the audit log
 	logins  *logins
+	views   *overviews
 
 	wrong   throttle
 	streams slots
@@ -152,6 +153,8 @@ func New(o Options) (*Server, error) {
 	}
 	s.execs = newExecs(s, ids.Hex(8))
 	s.engine.Execs, s.engine.Scheduled = s.execs, s.submitted
+	s.views = &overviews{server: s}
+	s.engine.Disk = &ops.DiskCache{}
 	s.engine.DashboardLink = s.createDashboardLink
 	s.engine.Costly = make(chan struct{}, s.limits.Costly)
 	if s.mux, s.doc, err = s.routes(); err != nil {

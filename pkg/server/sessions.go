@@ -32,6 +32,8 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.FetchSession)
 	serve(s, api, ops.GetScreen)
 	serve(s, api, ops.SendPrompt)
+	serve(s, api, ops.ListWindows)
+	s.terminalRoute(api)
 	serve(s, api, ops.PublishPorts)
 	serve(s, api, ops.UnpublishPort)
 

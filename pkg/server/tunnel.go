@@ -39,29 +39,33 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 	return &bodyOutput{func(huma.Context) {
 		defer st.close()
 		defer guest.Close()
-		c, err := websocket.Accept(req.w, req.r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
+		c, err := websocket.Accept(req.w, req.r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled, Subprotocols: []string{socketProtocol}})
 		if err != nil {
 			return // Accept has sent a response
 		}
 		req.w.status = http.StatusSwitchingProtocols
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		go func() { // a token may be removed, and the server may end
-			tick := time.NewTicker(s.limits.Beat)
-			defer tick.Stop()
-			for s.stillAllowed(req.who, ops.Admin) {
-				select {
-				case <-tick.C:
-					continue
-				case <-s.closing:
-				case <-ctx.Done():
-				}
-				break
-			}
-			cancel()
-		}()
+		go s.watchAccess(ctx, cancel, req.who)
 		if err := guest.Tunnel(ctx, websocket.NetConn(ctx, c, websocket.MessageBinary)); err != nil {
 			s.log.DebugContext(ctx, "tunnel ended", "session", v.ID, "error", err)
 		}
 	}}, nil
+}
+
+// watchAccess calls cancel when who may no longer use a guest, or the server ends: a token may
+// be removed, and a dashboard's user may log out. It ends with ctx.
+func (s *Server) watchAccess(ctx context.Context, cancel func(), who principal) {
+	tick := time.NewTicker(s.limits.Beat)
+	defer tick.Stop()
+	for s.stillAllowed(who, ops.Admin) {
+		select {
+		case <-tick.C:
+			continue
+		case <-s.closing:
+		case <-ctx.Done():
+		}
+		break
+	}
+	cancel()
 }

@@ -25,7 +25,9 @@ type Host struct {
 	DiskDir    string
 }
 
-func measureHost(dir string) (Host, error) {
+// MeasureHost returns what the host has free, on the disk of dir or of its nearest parent that
+// exists.
+func MeasureHost(dir string) (Host, error) {
 	for {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err == nil {
@@ -45,7 +47,7 @@ func measureHost(dir string) (Host, error) {
 // the half of its memory that a new VM is assumed to need: they become sessions, or
 // are removed to make room for them.
 func measureCapacity(cfg *config.Config) (Host, error) {
-	h, err := measureHost(cfg.Paths.LimaHome)
+	h, err := MeasureHost(cfg.Paths.LimaHome)
 	if err != nil || h.FreeMemory == 0 {
 		return h, err
 	}

@@ -79,8 +79,8 @@ func TestClamp(t *testing.T) {
 }
 
 func TestMeasureHost(t *testing.T) {
-	h, err := measureHost(t.TempDir() + "/not/made/yet")
+	h, err := MeasureHost(t.TempDir() + "/not/made/yet")
 	if err != nil || h.FreeDisk <= 0 || h.FreeMemory <= 0 {
-		t.Errorf("measureHost = %+v, %v, want free disk and free memory", h, err)
+		t.Errorf("MeasureHost = %+v, %v, want free disk and free memory", h, err)
 	}
 }

@@ -56,7 +56,7 @@ func (p standbys) startPrepare(ctx context.Context, s Session) (why string, err 
 	if f, ok := p.w.Golden.Images.Failure(name); ok && time.Since(f.At) < retryIn(f) {
 		return "the last attempt failed at " + f.At.Format(time.TimeOnly), nil
 	}
-	host, err := measureHost(p.w.Sessions.Config.Paths.Data)
+	host, err := MeasureHost(p.w.Sessions.Config.Paths.Data)
 	if err != nil {
 		return "", err
 	}

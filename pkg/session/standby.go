@@ -66,7 +66,7 @@ func (p standbys) releaseStandby(ctx context.Context, id string) error {
 
 // freeStandbyMemory removes the standby VMs when a session of another size needs their memory.
 func (p standbys) freeStandbyMemory(ctx context.Context, memory config.Size) error {
-	host, err := measureHost(p.w.Sessions.Config.Paths.State)
+	host, err := MeasureHost(p.w.Sessions.Config.Paths.State)
 	if err != nil || host.FreeMemory == 0 || host.FreeMemory >= memory/2+p.w.Sessions.Config.Limits.MemoryReserve {
 		return err
 	}

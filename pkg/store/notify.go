@@ -127,11 +127,33 @@ func (f *notifier) notify(newest map[string]int64, recent map[string][]Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.topics {
-		if newest[t.subject] > t.newest {
+		if newest[t.subject] > t.newest || t.subject == anySubject {
 			t.wake(newest[t.subject], recent[t.subject])
 		}
 	}
 }
+
+// anySubject is the topic of those who watch all commits.
+const anySubject = ""
+
+// Watch is notified of the commits of all processes.
+type Watch struct {
+	store *Store
+	topic *topic
+}
+
+// Watch starts to watch. The caller must call Close.
+func (s *Store) Watch() *Watch { return &Watch{s, s.notifier.join(s.db.sql, anySubject)} }
+
+// Changed returns a channel that is closed when something may have been written after this
+// call.
+func (w *Watch) Changed() <-chan struct{} {
+	news, _, _ := w.store.notifier.news(w.topic, 0)
+	return news
+}
+
+// Close ends the watch.
+func (w *Watch) Close() { w.store.notifier.leave(w.topic) }
 
 // notifyAll wakes all followers; they have to read the store themselves.
 func (f *notifier) notifyAll() {
