@@ -194,15 +194,42 @@ func (g guest) answer() (text string) {
 func (g guest) observe(observation string) {
 	g.t.Helper()
 	program := filepath.Join(g.root, "usr/local/bin/agent-guest")
-	g.write(filepath.Join(g.root, "observation"), strings.ReplaceAll(observation, "\n", " ")+"\n", 0o600)
+	g.add("observation", strings.ReplaceAll(observation, "\n", " ")+"\n")
 	if _, err := os.Stat(program + ".real"); err == nil {
 		return
 	}
 	if err := os.Rename(program, program+".real"); err != nil {
 		g.t.Fatal(err)
 	}
-	g.write(program, "#!/bin/sh\ncase $1 in\nwatch) exec tail -n +1 -F \"$AGENT_GUEST_ROOT/observation\" 2>/dev/null ;;\n*) exec \"$0.real\" \"$@\" ;;\nesac\n", 0o755)
+	g.write(program, "#!/bin/sh\ncase $1 in\nwatch) exec tail -n 1 -f \"$AGENT_GUEST_ROOT/observation\" 2>/dev/null ;;\n*) exec \"$0.real\" \"$@\" ;;\nesac\n", 0o755)
 	g.exec(`pkill -f "^$AGENT_GUEST_ROOT/usr/local/bin/agent-guest watch" || :`)
+}
+
+// add appends text to a file of the guest.
+func (g guest) add(name, text string) {
+	g.t.Helper()
+	f, err := os.OpenFile(filepath.Join(g.root, name), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err == nil {
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// decide adds a decision, given as JSON, to the log of the session's gateway.
+func (g guest) decide(decision string) {
+	g.t.Helper()
+	name := filepath.Join(g.dir, ".local/state/agent-sessionizer/sessions", g.id, "gateway/decisions.jsonl")
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err == nil {
+		_, err = f.WriteString(decision + "\n")
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		g.t.Fatal(err)
+	}
 }
 
 // axe returns the source of axe-core.

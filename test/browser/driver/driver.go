@@ -56,7 +56,11 @@ func Start(t testing.TB) *Browser {
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("no-first-run", true), chromedp.Flag("no-proxy-server", true),
 		chromedp.Flag("hide-scrollbars", true))
 	allocated, end := chromedp.NewExecAllocator(context.Background(), options...)
-	ctx, closeBrowser := chromedp.NewContext(allocated)
+	ctx, closeBrowser := chromedp.NewContext(allocated, chromedp.WithErrorf(func(format string, args ...any) {
+		if !strings.HasPrefix(format, "unhandled node event") { // events that this version of chromedp does not know
+			t.Logf(format, args...)
+		}
+	}))
 	t.Cleanup(func() {
 		closeBrowser()
 		end()
@@ -229,7 +233,22 @@ func (p *Page) Fill(selector, text string) {
 // Press presses keys, such as "\t", "\r" or kb.ArrowDown, in the element that has the focus.
 func (p *Page) Press(keys string) {
 	p.t.Helper()
-	p.run(chromedp.KeyEvent(keys))
+	var presses []chromedp.Action
+	for _, key := range keys {
+		var down *input.DispatchKeyEventParams
+		for _, e := range kb.Encode(key) {
+			switch {
+			case e.Type == input.KeyDown || e.Type == input.KeyRawDown:
+				down = e
+				presses = append(presses, e)
+			case e.Type == input.KeyChar: // with it, a page could not prevent the effect of the key
+				down.Type, down.Text, down.UnmodifiedText = input.KeyDown, e.Text, e.UnmodifiedText
+			default:
+				presses = append(presses, e)
+			}
+		}
+	}
+	p.run(presses...)
 }
 
 // Tab presses Tab until the control with a name has the focus, at most a number of times.
@@ -265,7 +284,7 @@ func (p *Page) ScreenShows(text string) {
 func (p *Page) TypeInTerminal(text string) {
 	p.t.Helper()
 	p.Eval(`document.querySelector(".xterm-helper-textarea").focus()`, nil)
-	p.run(chromedp.KeyEvent(text))
+	p.Press(text)
 }
 
 // Size sets the size of the window, in CSS pixels.
@@ -291,9 +310,8 @@ func (p *Page) Picture() (png []byte) {
 	return png
 }
 
-// Downloads returns the names and contents of the files that the browser has saved, once a
-// file with that name is among them.
-func (p *Page) Downloads(name string) []byte {
+// Download waits until the browser has saved a file with a name, and returns its content.
+func (p *Page) Download(name string) []byte {
 	p.t.Helper()
 	tick := time.NewTicker(30 * time.Millisecond)
 	defer tick.Stop()

@@ -55,7 +55,7 @@ function start() {
   fill(header,
     h("button", { type: "button", class: "skip", onclick: () => main.focus() }, "Skip to content"),
     h("a", { class: "brand", href: "#/" }, "agent-sessionizer"),
-    h("nav", { "aria-label": "Pages" }, h("ul", {}, h("li", {}, h("a", { href: "#/" }, "Overview")), h("li", {}, h("a", { href: "#/submit" }, "Submit")), h("li", {}, h("a", { href: "#/host" }, "Host")))),
+    h("nav", { "aria-label": "Pages" }, h("ul", {}, h("li", {}, h("a", { href: "#/" }, "Overview")), h("li", {}, h("a", { href: "#/submit" }, "New task")), h("li", {}, h("a", { href: "#/host" }, "Host")))),
     h("span", { class: "who" }, line(login?.name, 40)),
     h("button", { type: "button", onclick: () => void logOut() }, "Log out"));
   void run(session.signal);

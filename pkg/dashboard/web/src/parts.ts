@@ -34,8 +34,8 @@ export async function perform(button: HTMLButtonElement, place: Element, work: (
 }
 
 // action makes a button that performs something.
-export function action(label: string, place: Element, work: () => Promise<unknown>, o: { kind?: string; done?: string; title?: string } = {}): HTMLButtonElement {
-  const button = h("button", { type: "button", class: o.kind, title: o.title, onclick: () => void perform(button, place, work, o.done) }, label);
+export function action(label: string, place: Element, work: () => Promise<unknown>, o: { kind?: string; done?: string; title?: string; name?: string } = {}): HTMLButtonElement {
+  const button = h("button", { type: "button", class: o.kind, title: o.title, "aria-label": o.name, onclick: () => void perform(button, place, work, o.done) }, label);
   return button;
 }
 

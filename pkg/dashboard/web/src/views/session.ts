@@ -192,7 +192,7 @@ function networkTab(place: HTMLElement, id: string, signal: AbortSignal) {
             await post(`${path}/allow`, { names: [name] });
             announce(`Allowed ${line(name, 100)}`);
             read();
-          }, { title: `Allow ${line(name, 200)} in this session` }), errors);
+          }, { name: `Allow ${line(name, 200)}` }), errors);
       }));
     }, signal);
     void load(decisions, () => get<{ decisions: Decision[] }>(`${path}/decisions?limit=200`, signal), ({ decisions: list }) =>

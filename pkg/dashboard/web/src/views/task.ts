@@ -127,7 +127,7 @@ function artifactsTab(place: HTMLElement, id: string, signal: AbortSignal) {
       h("ul", { class: "rows" }, artifacts.slice(0, 1000).map((a) => {
         const failed = h("div");
         return h("li", { class: "row artifact" }, h("span", { class: "name" }, line(a.name, 400)), h("span", { class: "meta" }, h("span", {}, sizeText(a.size)), h("code", { title: a.sha256 }, a.sha256.slice(0, 12))),
-          action("Download", failed, () => download(artifactPath(id, a.name), a.name), { title: `Download ${line(a.name, 200)}` }), failed);
+          action("Download", failed, () => download(artifactPath(id, a.name), a.name), { name: `Download ${line(a.name, 200)}` }), failed);
       })),
       skipped.length > 0 && h("h2", {}, "Left out"),
       h("ul", { class: "rows" }, skipped.slice(0, 1000).map((s) => h("li", { class: "row" }, h("span", { class: "name" }, line(s.name, 400)), h("span", { class: "what" }, line(s.reason, 200))))),
