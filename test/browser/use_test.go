@@ -46,6 +46,7 @@ func TestSession(t *testing.T) {
 	p.TypeInTerminal("cat\r")
 	p.Click("Ctrl")
 	p.TypeInTerminal("c")
+	p.ScreenShows("^C\nguest$")
 	p.TypeInTerminal("echo after interrupt\r")
 	p.ScreenShows("\nafter interrupt")
 	// Another window is chosen from the list, and shown.

@@ -277,7 +277,7 @@ func (p *Page) Screen() (text string) {
 // ScreenShows waits until the terminal shows a text.
 func (p *Page) ScreenShows(text string) {
 	p.t.Helper()
-	p.Until("the terminal's text "+text, fmt.Sprintf(`[...document.querySelectorAll(".xterm-rows > div")].map((e) => e.textContent).join("\n").includes(%q)`, text))
+	p.Until("the terminal's text "+text, fmt.Sprintf(`[...document.querySelectorAll(".xterm-rows > div")].map((e) => e.textContent.trimEnd()).join("\n").includes(%q)`, text))
 }
 
 // TypeInTerminal types text into the terminal.
