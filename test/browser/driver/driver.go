@@ -148,7 +148,7 @@ func (p *Page) Until(what, expression string) {
 			return
 		}
 		if time.Now().After(end) {
-			p.t.Fatalf("%s: not within %v; the page at %s shows:\n%s", what, patience, p.Address(), p.Text())
+			p.t.Fatalf("%s: not within %v; the page at %s shows:\n%.3000s", what, patience, p.Address(), p.Text())
 		}
 	}
 }
