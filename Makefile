@@ -12,11 +12,14 @@ GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
 GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
 GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,atomicfile crash fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
 
+WEB     := pkg/dashboard/web
+WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs package.json package-lock.json tsconfig.json)
+
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest check test unit race script vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest web check test unit race script browser vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
 
-build: guest ## bin/agent-sessionizer
+build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
 
 guest: $(GUEST)
@@ -25,6 +28,13 @@ guest: $(GUEST)
 pkg/guestclient/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
 	gzip -9nf $(@:.gz=)
+
+web: pkg/dashboard/dist/index.html ## the pages of the dashboard, which the binary embeds
+
+# No install script of a package runs. The build fails if the pages are too large.
+pkg/dashboard/dist/index.html: $(WEB_SRC)
+	@command -v npm >/dev/null || { echo "npm is missing; run: make setup"; exit 1; }
+	cd $(WEB) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent build
 
 # The shells and man look for these files below each prefix whose bin is in PATH.
 install: PREFIX := $(or $(PREFIX),$(HOME)/.local)
@@ -39,7 +49,7 @@ install: build man ## binary, manual pages and completions; PREFIX=/usr/local fo
 setup: ## system packages for the tests and the demo; uses sudo only if one is missing
 	scripts/setup.sh
 
-check: guest fmt lint vet-darwin unit script
+check: guest web fmt lint vet-darwin unit script
 
 fmt: $(GOFUMPT)
 	@out=$$($(GOFUMPT) -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "not gofumpt-ed (run: gofumpt -w FILE):"; echo "$$out"; exit 1; }
@@ -53,20 +63,23 @@ vet-darwin:
 
 UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/testenv
 
-unit: guest
+unit: guest web
 	go test $(UNIT)
 
-race: guest ## the unit tests with the race detector, which needs a C compiler
+race: guest web ## the unit tests with the race detector, which needs a C compiler
 	CGO_ENABLED=1 go test -race -timeout 20m $(UNIT)
 
-script: guest
+script: guest web
 	go test -count=1 -parallel 4 ./test/script/... # go does not track the tested binary, hence -count=1; most tests mostly wait
+
+browser: guest web ## the dashboard in Chromium, with fake VMs
+	go test -tags browser -count=1 -timeout 10m ./test/browser/...
 
 # Sequential, because two VMs at once are too much for two cores.
 vm: guest ## the driver's suite and the built image, on real VMs
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
-e2e: guest
+e2e: guest web
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
@@ -98,7 +111,7 @@ bench: setup guest ## sessions and their network compared with alternatives, int
 
 # Run the unit tests once, with the race detector; a second run would test the same.
 test: setup
-	$(MAKE) guest fmt lint vet-darwin race script vm e2e escape-short
+	$(MAKE) guest web fmt lint vet-darwin race script browser vm e2e escape-short
 
 demo: setup build
 	scripts/demo.sh
@@ -122,4 +135,5 @@ $(GOFUMPT):
 	mv $(TOOLS)/gofumpt $@
 
 clean:
-	rm -rf bin man $(GUEST)
+	rm -rf bin man $(GUEST) $(WEB)/node_modules
+	find pkg/dashboard/dist -type f ! -name .gitignore -delete

@@ -9,7 +9,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 case "$(uname -s)" in
 Linux)
   command -v apt-get >/dev/null || {
-    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables, dbus, gnome-keyring"
+    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables, dbus, gnome-keyring, nodejs, npm, chromium"
     exit 5
   }
   arch=$(dpkg --print-architecture)
@@ -20,7 +20,7 @@ Linux)
   esac
   want="$qemu:$qemu_package qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs sfdisk:fdisk mcopy:mtools zstd:zstd tmux:tmux git:git ssh:openssh-client
     ip:iproute2 iptables:iptables make:make gcc:gcc jq:jq curl:curl zsh:zsh fish:fish mandoc:mandoc
-    dbus-daemon:dbus gnome-keyring-daemon:gnome-keyring"
+    dbus-daemon:dbus gnome-keyring-daemon:gnome-keyring node:nodejs npm:npm chromium:chromium"
   missing=()
   for pair in $want; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
@@ -47,7 +47,7 @@ Linux)
 Darwin)
   command -v brew >/dev/null || { say "Homebrew is missing: https://brew.sh"; exit 5; }
   command -v cc >/dev/null || { say "the C compiler is missing: xcode-select --install"; exit 5; }
-  for pair in tmux:tmux git:git jq:jq go:go; do
+  for pair in tmux:tmux git:git jq:jq go:go node:node; do
     command -v "${pair%%:*}" >/dev/null || { say "installing ${pair##*:}"; brew install "${pair##*:}" >&2; }
   done
   ;;

@@ -1,0 +1,49 @@
+// A question with the controls to answer it.
+import { can, post } from "./api";
+import { ago, h, line } from "./dom";
+import { action, perform } from "./parts";
+import type { Question } from "./types";
+
+// questionCard makes the card of an open question.
+export function questionCard(q: Question): HTMLElement {
+  const place = h("div");
+  const respond = (answer: string) => post(`/api/v1/hitl/${encodeURIComponent(q.id)}/respond`, { answer });
+  const heading = `question-${q.id}`;
+  return h("article", { class: "question", "data-question": q.id, "aria-labelledby": heading },
+    h("h3", { id: heading },
+      h("span", { class: "kind" }, line(q.kind, 20)), " ",
+      q.kind === "network" ? "The gateway" : line(q.agent || "a script", 60), " in ",
+      h("a", { href: `#/sessions/${q.session}` }, line(q.repo || q.session_name, 80)),
+      q.tool ? [" wants to use ", h("code", {}, line(q.tool, 80))] : null,
+      h("span", { class: "age" }, ago(q.asked_at))),
+    h("pre", { class: "text", tabindex: 0, "aria-label": "The question, written by a program in the VM" }, q.text),
+    can("admin") ? controls(q, respond, place) : h("p", { class: "hint" }, "Answering needs the scope admin."),
+    place);
+}
+
+function controls(q: Question, respond: (answer: string) => Promise<unknown>, place: HTMLElement): HTMLElement {
+  const buttons: HTMLElement[] = [];
+  const answer = (label: string, text: string, kind?: string) => buttons.push(action(label, place, () => respond(text), { kind, done: `Answered: ${label}` }));
+  const decides = ["permission", "plan", "network"].includes(q.kind);
+  const parts = Math.max(1, Math.min(q.parts ?? 1, 8));
+  if (decides) {
+    answer("Allow", "allow", "primary");
+    answer("Deny", "deny");
+  } else if (parts === 1) {
+    (q.choices ?? []).slice(0, 20).forEach((choice, i) => answer(line(choice, 80), String(i + 1)));
+  }
+  if (q.kind === "network" || (q.only && parts === 1 && !decides)) return h("div", { class: "answers" }, buttons);
+  const label = decides ? "Or deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : buttons.length > 0 ? "Or another answer" : "Answer";
+  const field = parts > 1
+    ? h("textarea", { id: `answer-${q.id}`, rows: parts, maxlength: 4000, required: true, placeholder: label, spellcheck: "false" })
+    : h("input", { id: `answer-${q.id}`, type: "text", maxlength: 4000, required: true, placeholder: label, autocomplete: "off" });
+  const send = h("button", { type: "submit" }, "Send");
+  const form = h("form", {
+    class: "answer",
+    onsubmit: (e: Event) => {
+      e.preventDefault();
+      void perform(send, place, () => respond(field.value), "Answer sent");
+    },
+  }, h("label", { class: "unseen", for: `answer-${q.id}` }, label), h("div", { class: "row" }, field, send));
+  return h("div", { class: "answers" }, buttons, form);
+}

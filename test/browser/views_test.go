@@ -1,0 +1,133 @@
+//go:build browser
+
+package browser
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/browser/driver"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+)
+
+// at returns the time that long ago, as guests report it.
+func at(ago time.Duration) string { return time.Now().Add(-ago).UTC().Format(time.RFC3339) }
+
+// task submits a task whose agent is a shell script, and returns its id.
+func (h *host) task(name, repo, script string) string {
+	h.t.Helper()
+	file := strings.ReplaceAll(name, " ", "-") + ".yaml"
+	h.write(file, fmt.Sprintf("version: \"1\"\nkind: Task\nmetadata: {name: %s}\nrepository: {url: %s/%s}\nagent:\n  kind: command\n  command:\n  - sh\n  - -ec\n  - |\n    %s\n",
+		name, h.dir, repo, strings.ReplaceAll(script, "\n", "\n    ")), 0o600)
+	out := strings.Fields(h.must("task", "submit", "-f", file))
+	return out[len(out)-1]
+}
+
+// populate makes sessions and tasks in all states. It returns the session that asks.
+func populate(h *host) (asking guest, patched string) {
+	h.t.Helper()
+	asking = h.open("payments-api")
+	asking.tmux("vim", "server", "claude", "git")
+	asking.exec(`sed -i 's/evening/night/' greeting.txt; git -c user.name=a -c user.email=a@localhost commit -qam 'Say good night'; printf 'package main\n\nfunc main() {}\n' >main.go`)
+	asking.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"blocked","on":"permission to use Bash","since":%q}],"window":"claude",
+		"screen":["● I have renamed the column and updated the queries.","","● Bash(make migrate)","","  Do you want to run the migration now?"],
+		"changes":{"branch":"main","commits":1,"files":2,"insertions":4,"deletions":1},"machine":{"load":0.42,"mem_total":8589934592,"mem_used":2147483648,"disk_total":53687091200,"disk_used":9663676416},
+		"questions":[{"id":"00000000000000a1","kind":"permission","agent":"claude","tool":"Bash","text":"make migrate DB=staging\n\nApply the new migration to the staging database"}]}`, at(4*time.Minute)))
+	storefront := h.open("storefront")
+	storefront.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"codex","state":"working","since":%q}],"changes":{"branch":"checkout-form","commits":3,"files":11}}`, at(11*time.Minute)))
+	search := h.open("search")
+	search.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"done","on":"All 214 tests pass; the index is built in the background now","since":%q}],"changes":{"branch":"main","commits":2,"files":5}}`, at(35*time.Minute)))
+	docs := h.open("docs")
+	docs.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"codex","state":"blocked","on":"question","since":%q}],"changes":{"branch":"main","commits":0,"files":0},
+		"questions":[{"id":"00000000000000a2","kind":"question","agent":"claude","text":"Which version should the upgrade guide start from?","choices":["2.4 (current LTS)","3.0"]}]}`, at(time.Minute)))
+	h.open("infrastructure")
+	h.must("stop", "infrastructure")
+	h.write("faults.json", `{"start": {"error": "no space left on device", "code": 5, "hint": "df -h"}}`, 0o600)
+	h.command("git", "init", "-q", "legacy-billing")
+	h.command("git", "-C", "legacy-billing", "commit", "-q", "--allow-empty", "-m", "first")
+	_, _ = h.run("open", "-d", "./legacy-billing") // fails
+	if err := os.Remove(filepath.Join(h.dir, "faults.json")); err != nil {
+		h.t.Fatal(err)
+	}
+	patched = h.task("fix the greeting", "docs", "echo fixing\necho more >>greeting.txt\nmkdir -p out\necho '{\"ok\": true}' >out/report.json\ngit add -A\ngit -c user.name=a -c user.email=a@localhost commit -qm fixed")
+	failing := h.task("nightly tests", "search", "echo 'FAIL: TestSearch' >&2\nexit 3")
+	h.task("update dependencies", "storefront", "echo resolving\nexec sleep 600")
+	for id, state := range map[string]string{patched: "COMPLETED", failing: "FAILED"} {
+		testenv.WaitFor(h.t, "task "+state, func() bool { return strings.Contains(h.must("task", "show", id, "--json"), `"state": "`+state+`"`) })
+	}
+	return asking, patched
+}
+
+// views returns the address of every view of the dashboard.
+func views(asking guest, task string) []string {
+	all := []string{"#/", "#/submit", "#/host"}
+	for _, tab := range []string{"screen", "terminal", "timeline", "changes", "network", "usage"} {
+		all = append(all, "#/sessions/"+asking.id+"/"+tab)
+	}
+	for _, tab := range []string{"timeline", "output", "artifacts", "changes"} {
+		all = append(all, "#/tasks/"+task+"/"+tab)
+	}
+	return all
+}
+
+// TestViews checks every view, in light and dark, on a wide and a narrow window: axe-core
+// finds nothing serious, nothing is wider than the window, and no request leaves serve.
+// With PICTURES, the name of a directory, it also draws the pictures of README and docs.
+func TestViews(t *testing.T) {
+	h := newHost(t)
+	h.serve()
+	asking, task := populate(h)
+	p := driver.Start(t).Open(t)
+	p.LogIn(h.link())
+	source := axe(t)
+	for _, view := range views(asking, task) {
+		p.Show(view)
+		if strings.HasSuffix(view, "terminal") {
+			p.ScreenShows("guest$")
+		}
+		for _, width := range []int64{1280, 390} {
+			p.Size(width, 900)
+			for _, dark := range []bool{false, true} {
+				p.Dark(dark)
+				name := fmt.Sprintf("%s at %d px, dark: %v", view, width, dark)
+				for _, found := range p.Axe(source) {
+					t.Errorf("%s: %s", name, found)
+				}
+				if extra := p.Overflow(); extra > 0 {
+					t.Errorf("%s is %d px wider than the window, want no scrolling", name, extra)
+				}
+				if dir := os.Getenv("BROWSER_LOOK"); dir != "" {
+					file := fmt.Sprintf("%s-%d-%v.png", strings.NewReplacer("#/", "", "/", "-", asking.id, "s", task, "t").Replace(view), width, dark)
+					if err := os.WriteFile(filepath.Join(dir, file), p.Picture(), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+	p.CheckHarmless()
+	drawPictures(t, p)
+}
+
+func drawPictures(t *testing.T, p *driver.Page) {
+	dir := os.Getenv("PICTURES")
+	if dir == "" {
+		return
+	}
+	p.Dark(false)
+	p.Show("#/")
+	for name, size := range map[string][2]int64{"dashboard.png": {1100, 960}, "dashboard-phone.png": {390, 844}} {
+		p.Size(size[0], size[1])
+		png := p.Picture()
+		if len(png) >= 150_000 {
+			t.Errorf("%s has %d bytes, want fewer than 150000", name, len(png))
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), png, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
