@@ -172,8 +172,9 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 		}
 	}
 	// The old saved home stays in use while the new one is being written.
+	fresh := archive(t, "new") // once: it has the time of its file
 	err := SavedHomes{Paths: m.Config.Paths}.write(t.Context(), k, 2000, nil, func(ctx context.Context, w io.Writer) error {
-		if err := sends(archive(t, "new"))(ctx, w); err != nil {
+		if err := sends(fresh)(ctx, w); err != nil {
 			return err
 		}
 		if got := savedArchive(t, m, k.RepoKey); got != string(old) {
@@ -181,7 +182,7 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || savedArchive(t, m, k.RepoKey) != string(archive(t, "new")) {
+	if err != nil || savedArchive(t, m, k.RepoKey) != string(fresh) {
 		t.Errorf("write = %v, saved home %q, want nil, the new one", err, savedArchive(t, m, k.RepoKey))
 	}
 }
