@@ -17,7 +17,7 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest web check test unit race script browser vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest web check test unit race script conformance conformance browser vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -72,6 +72,9 @@ race: guest web ## the unit tests with the race detector, which needs a C compil
 script: guest web
 	go test -count=1 -parallel 4 ./test/script/... # go does not track the tested binary, hence -count=1; most tests mostly wait
 
+conformance: guest web ## the protocol's own suite on the tools of serve, from npm
+	go test -tags conformance -count=1 -run '^TestMCPConformance$$' ./pkg/server
+
 browser: guest web ## the dashboard in Chromium, with fake VMs
 	go test -tags browser -count=1 -timeout 10m ./test/browser/...
 
@@ -111,7 +114,7 @@ bench: setup guest ## sessions and their network compared with alternatives, int
 
 # Run the unit tests once, with the race detector; a second run would test the same.
 test: setup
-	$(MAKE) guest web fmt lint vet-darwin race script browser vm e2e escape-short
+	$(MAKE) guest web fmt lint vet-darwin race script conformance browser vm e2e escape-short
 
 demo: setup build
 	scripts/demo.sh
