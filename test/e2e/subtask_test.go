@@ -47,7 +47,10 @@ func TestSubtasks(t *testing.T) {
 		return v
 	}
 	for _, level := range []string{"level1", "level2", "level3"} {
-		testenv.WaitFor(t, "the agent of "+level, func() bool { s := named(level).State; return s != "" && s != "PENDING" && s != "STAGING" && s != "PROVISIONING" })
+		testenv.WaitFor(t, "the agent of "+level, func() bool {
+			s := named(level).State
+			return s != "" && s != "PENDING" && s != "STAGING" && s != "PROVISIONING"
+		})
 	}
 	b.until(id, "COMPLETED")
 	var all []struct {
