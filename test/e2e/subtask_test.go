@@ -36,6 +36,22 @@ func TestSubtasks(t *testing.T) {
 	b.Write(".config/agent-sessionizer/config.yaml", "subtasks: {count: 4}\ntasks: {slots: 1}\nlimits: {running: 6}\n")
 
 	id := b.submit("{kind: command, command: [bash, deeper.sh, '0']}", "")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(b.Run("agent-sessionizer", "task", "list").All(), b.Run("agent-sessionizer", "task", "logs", id).All(), b.Run("agent-sessionizer", "list").All(), b.Logs())
+		}
+	})
+	named := func(name string) (v taskView) {
+		out := b.Run("agent-sessionizer", "task", "show", "--json", name)
+		_ = json.Unmarshal([]byte(out.Stdout), &v) // there may be none yet
+		return v
+	}
+	for _, level := range []string{"level1", "level2", "level3"} {
+		testenv.WaitFor(t, "the agent of "+level, func() bool {
+			s := named(level).State
+			return s != "" && s != "PENDING" && s != "STAGING" && s != "PROVISIONING"
+		})
+	}
 	b.until(id, "COMPLETED")
 	var all []struct {
 		ID, Name, Root, State string
@@ -64,13 +80,8 @@ func TestSubtasks(t *testing.T) {
 	}
 
 	id = b.submit(shell("agent-guest task submit --name leaf -- sleep 3600; sleep 3600"), "cancel_grace: 1s")
-	leaf := func() (v taskView) {
-		out := b.Run("agent-sessionizer", "task", "show", "--json", "leaf")
-		_ = json.Unmarshal([]byte(out.Stdout), &v) // there may be none yet
-		return v
-	}
-	testenv.WaitFor(t, "a running subtask", func() bool { return leaf().State == "RUNNING" })
+	testenv.WaitFor(t, "a running subtask", func() bool { return named("leaf").State == "RUNNING" })
 	b.Asz("task", "cancel", "--wait", id)
-	testenv.WaitFor(t, "the end of the subtask", func() bool { return leaf().State == "CANCELLED" })
+	testenv.WaitFor(t, "the end of the subtask", func() bool { return named("leaf").State == "CANCELLED" })
 	b.nothingLeft()
 }

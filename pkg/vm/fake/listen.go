@@ -30,6 +30,9 @@ func (g *guest) listeners(ctx context.Context, client *xssh.ServerConn, reqs <-c
 		case ok && r.Type == "streamlocal-forward@openssh.com":
 			l, err := listenUnlinked(ctx, g.path(m.Path))
 			if ok = err == nil; ok {
+				if earlier := open[m.Path]; earlier != nil {
+					_ = earlier.Close()
+				}
 				open[m.Path] = l
 				g.tasks.Go(func() { g.serveListener(client, l, m.Path) })
 			}
@@ -82,12 +85,11 @@ func (g *guest) serveListener(client *xssh.ServerConn, l net.Listener, path stri
 				return
 			}
 			defer g.forget(c)
-			ch, reqs, err := client.OpenChannel("forwarded-streamlocal@openssh.com", xssh.Marshal(struct{ Path, Reserved string }{Path: path}))
-			if err != nil {
+			ch, ok := openForwarded(client, path)
+			if !ok {
 				return
 			}
 			defer ch.Close()
-			g.tasks.Go(func() { xssh.DiscardRequests(reqs) })
 			var both sync.WaitGroup
 			both.Go(func() {
 				_ = pipe.Copy(c, ch)
@@ -96,5 +98,31 @@ func (g *guest) serveListener(client *xssh.ServerConn, l net.Listener, path stri
 			both.Go(func() { _ = pipe.Copy(ch, c) })
 			both.Wait()
 		})
+	}
+}
+
+// openForwarded opens a channel to the client for a connection to the socket. If the client's
+// connection ends at the wrong moment, the library sometimes never returns, so nothing waits for
+// that goroutine.
+func openForwarded(client *xssh.ServerConn, path string) (xssh.Channel, bool) {
+	opened, over := make(chan xssh.Channel, 1), make(chan struct{})
+	go func() {
+		ch, reqs, err := client.OpenChannel("forwarded-streamlocal@openssh.com", xssh.Marshal(struct{ Path, Reserved string }{Path: path}))
+		if err != nil {
+			opened <- nil
+			return
+		}
+		opened <- ch
+		xssh.DiscardRequests(reqs)
+	}()
+	go func() {
+		_ = client.Wait()
+		close(over)
+	}()
+	select {
+	case ch := <-opened:
+		return ch, ch != nil
+	case <-over:
+		return nil, false
 	}
 }
