@@ -43,7 +43,7 @@ func populate(h *host) (asking guest, patched string) {
 	search := h.open("search")
 	search.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"done","on":"All 214 tests pass; the index is built in the background now","since":%q}],"changes":{"branch":"main","commits":2,"files":5}}`, at(35*time.Minute)))
 	docs := h.open("docs")
-	docs.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"codex","state":"blocked","on":"question","since":%q}],"changes":{"branch":"main","commits":0,"files":0},
+	docs.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"blocked","on":"question","since":%q}],"changes":{"branch":"main","commits":0,"files":0},
 		"questions":[{"id":"00000000000000a2","kind":"question","agent":"claude","text":"Which version should the upgrade guide start from?","choices":["2.4 (current LTS)","3.0"]}]}`, at(time.Minute)))
 	h.open("infrastructure")
 	h.must("stop", "infrastructure")
