@@ -2,11 +2,11 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
-	"mime"
 	"net/http"
 	"path"
 	"strings"
@@ -55,6 +55,12 @@ type pageFile struct {
 	plain, packed []byte // packed is nil if compression does not help
 }
 
+// pageKinds has the content types of the pages' files. The host's own list may differ.
+var pageKinds = map[string]string{
+	".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+	".svg": "image/svg+xml", ".png": "image/png", ".woff2": "font/woff2", ".json": "application/json",
+}
+
 // pages returns the dashboard's files by name.
 var pages = sync.OnceValues(func() (map[string]pageFile, error) { return readPages(dashboard.Files()) })
 
@@ -64,12 +70,9 @@ func readPages(files fs.FS) (map[string]pageFile, error) {
 		if err != nil || entry.IsDir() || strings.HasPrefix(path.Base(name), ".") {
 			return err
 		}
-		p := pageFile{kind: mime.TypeByExtension(path.Ext(name))}
+		p := pageFile{kind: cmp.Or(pageKinds[path.Ext(name)], "application/octet-stream")}
 		if p.plain, err = fs.ReadFile(files, name); err != nil {
 			return err
-		}
-		if p.kind == "" {
-			p.kind = "application/octet-stream"
 		}
 		p.tag = fmt.Sprintf("%q", fmt.Sprintf("%x", sha256.Sum256(p.plain)))
 		var b bytes.Buffer

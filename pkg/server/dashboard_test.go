@@ -310,7 +310,7 @@ func TestDashboardLinks(t *testing.T) {
 	}
 	// Three were wrong. More are answered with 429, but a link still works.
 	resp, _ := r.do(loginCall(`{"token":"asz_wrong"}`))
-	if got := try(codes[1]); resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || got != 200 {
+	if got := try(codes[1]); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || got != 200 {
 		t.Errorf("wrong token after wrong links, and a link = %s and %d, want 429 and 200", resp.Status, got)
 	}
 	if got := try("wrong"); got != 429 {
@@ -318,7 +318,7 @@ func TestDashboardLinks(t *testing.T) {
 	}
 	// A page that only asks whether it must log in is not counted.
 	for range 5 {
-		if resp, _ := r.do(call{path: sessionPath, as: "-"}); resp.StatusCode != 401 {
+		if resp, _ := r.do(call{path: sessionPath, as: "-"}); resp.StatusCode != http.StatusUnauthorized {
 			t.Errorf("question for the login = %s, want 401", resp.Status)
 		}
 	}
@@ -326,7 +326,7 @@ func TestDashboardLinks(t *testing.T) {
 		t.Error("the log has a code, want none")
 	}
 	r.logins.base = ""
-	if resp, body := r.do(call{method: http.MethodPost, path: ops.CreateDashboardLink.Path, socket: true}); resp.StatusCode != 409 || !bytes.Contains(body, []byte("--listen")) {
+	if resp, body := r.do(call{method: http.MethodPost, path: ops.CreateDashboardLink.Path, socket: true}); resp.StatusCode != http.StatusConflict || !bytes.Contains(body, []byte("--listen")) {
 		t.Errorf("link of a server without an address = %s: %s, want 409 with a hint", resp.Status, body)
 	}
 }
@@ -366,7 +366,7 @@ func TestDashboardLoginsEnd(t *testing.T) {
 			t.Fatalf("login %d was refused, want %d", i, maxLogins)
 		}
 	}
-	if resp, _ := r.do(loginCall(`{"token":"` + r.token[ops.Submit] + `"}`)); resp.StatusCode != 429 {
+	if resp, _ := r.do(loginCall(`{"token":"` + r.token[ops.Submit] + `"}`)); resp.StatusCode != http.StatusTooManyRequests {
 		t.Errorf("login after %d = %s, want 429", maxLogins, resp.Status)
 	}
 }
@@ -402,7 +402,7 @@ func TestDashboardPages(t *testing.T) {
 	}
 	opened := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}
 	resp, body := raw(call{path: dashboardPath, header: opened})
-	if resp.StatusCode != 200 || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") || !strings.Contains(body, "<!doctype html>") {
+	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") || !strings.Contains(body, "<!doctype html>") {
 		t.Errorf("page = %s: %.100s, want HTML", resp.Status, body)
 	}
 	csp := resp.Header.Get("Content-Security-Policy")
@@ -449,7 +449,7 @@ func TestDashboardPages(t *testing.T) {
 			t.Errorf("%s = %s: %s, want %d", path, resp.Status, body, want)
 		}
 	}
-	if resp, _ := raw(call{method: http.MethodPost, path: dashboardPath}); resp.StatusCode != 401 {
+	if resp, _ := raw(call{method: http.MethodPost, path: dashboardPath}); resp.StatusCode != http.StatusUnauthorized {
 		t.Errorf("POST to the page = %s, want 401", resp.Status)
 	}
 }

@@ -37,7 +37,7 @@ const (
 	loginIdle    = 12 * time.Hour
 	maxLinks     = 16  // unused ones; the oldest is dropped
 	maxLogins    = 256 // of all users
-	maxLoginsOf  = 32  // of one token, or of this user; the one used longest ago is ended
+	maxLoginsOf  = 64  // of one token, or of this user; the one used longest ago is ended
 	maxCookies   = 8   // of that name in one request; another program on the host may have set some
 	maxLoginBody = 4 << 10
 )

@@ -9,17 +9,15 @@ import (
 
 // A watch is notified of commits of this process and of others.
 func TestWatch(t *testing.T) {
-	s, path := newStore(t)
-	other, err := store.Open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	s, path := withSession(t)
+	other := reopen(t, path)
 	w := s.Watch()
 	defer w.Close()
 	for name, by := range map[string]*store.Store{"this process": s, "another process": other} {
 		changed := w.Changed()
-		create(t, by, "github.com/acme/"+name)
+		if err := by.Append(t.Context(), "one", event("made", 1)); err != nil {
+			t.Fatal(err)
+		}
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):

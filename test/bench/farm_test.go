@@ -52,6 +52,11 @@ func fakes(t *testing.T) string {
 // newFarm starts serve in its own account, and waits until it answers.
 func newFarm(t *testing.T, program string, env ...string) *farm {
 	t.Helper()
+	return newFarmWith(t, program, []string{"serve"}, env...)
+}
+
+func newFarmWith(t *testing.T, program string, serve []string, env ...string) *farm {
+	t.Helper()
 	f := &farm{Box: realvm.NewBox(t), t: t, program: program}
 	f.Env = append(f.Env, "AGENT_SESSIONIZER_IMAGE=ubuntu", "AGENT_SESSIONIZER_PREPARE=none",
 		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_RUNNING=100")
@@ -62,7 +67,7 @@ func newFarm(t *testing.T, program string, env ...string) *farm {
 			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(f.state(), "serve.sock"))
 		},
 	}}
-	f.serve = exec.Command(program, "serve")
+	f.serve = exec.Command(program, serve...)
 	f.serve.Dir, f.serve.Env, f.serve.Stdout, f.serve.Stderr = f.Home, f.Env, &f.log, &f.log
 	if err := f.serve.Start(); err != nil {
 		t.Fatal(err)

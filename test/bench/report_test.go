@@ -41,13 +41,14 @@ const (
 	titlePicker    = "The picker and the switch"
 	titleServe     = "Tasks: submitted to serve, and followed"
 	titleTasks     = "Tasks: a thousand at once"
+	titleDash      = "Fifty dashboards of a hundred sessions"
 	titleStack     = "The network without QEMU: a user-space guest on the link"
 	titleVM        = "The network with QEMU: from a Debian guest"
 	titleIntercept = "Requests that the gateway reads, compared with connections that it passes on"
 	titleDNS       = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleStack, titleVM, titleIntercept, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS}
 
 // runs returns how many turns each contender has.
 func runs() int {
