@@ -86,9 +86,10 @@ e2e: guest web
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
 	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
 
-pictures: guest ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
+pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
 	PICTURES=$(CURDIR)/docs go test -count=1 -run '^TestPickerShowsWhoNeedsYou$$' ./test/script
+	PICTURES=$(CURDIR)/docs go test -tags browser -count=1 -run '^TestViews$$' ./test/browser
 
 # Runs as its own binary, not with go test: its last line is the result.
 escape escape-short: guest ## root in a guest tries to escape; escape first checks that each technique works without the gateway

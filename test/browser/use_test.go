@@ -27,10 +27,10 @@ func TestSession(t *testing.T) {
 	p.Click("repo")
 	p.Click("Terminal")
 	p.ScreenShows("guest$")
-	p.TypeInTerminal("echo 6 times 7 is $((6*7)) >said; cat said\r")
+	p.TypeInTerminal("echo 6 times 7 is $((6*7)) >result; cat result\r")
 	p.ScreenShows("6 times 7 is 42")
-	if said, err := os.ReadFile(filepath.Join(g.root, "home/agent/repo/said")); err != nil || !strings.Contains(string(said), "is 42") {
-		t.Errorf("file in the guest = %q, %v, want what the terminal typed", said, err)
+	if content, err := os.ReadFile(filepath.Join(g.root, "home/agent/repo/result")); err != nil || !strings.Contains(string(content), "is 42") {
+		t.Errorf("file in the guest = %q, %v, want what the terminal typed", content, err)
 	}
 	before := p.Screen()
 	p.Size(700, 700)
@@ -66,7 +66,7 @@ func TestSession(t *testing.T) {
 		t.Errorf("answer in the guest = %q, want red", got)
 	}
 
-	g.exec(`rm -f said width; sed -i s/evening/night/ greeting.txt; git -c user.name=a -c user.email=a@localhost commit -qam 'Say good night'`)
+	g.exec(`rm -f result width; sed -i s/evening/night/ greeting.txt; git -c user.name=a -c user.email=a@localhost commit -qam 'Say good night'`)
 	p.Click("Changes")
 	p.Sees("+good night")
 	p.Sees("-good evening")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/test/browser/driver"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -42,7 +43,7 @@ func populate(h *host) (asking guest, patched string) {
 	search := h.open("search")
 	search.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"done","on":"All 214 tests pass; the index is built in the background now","since":%q}],"changes":{"branch":"main","commits":2,"files":5}}`, at(35*time.Minute)))
 	docs := h.open("docs")
-	docs.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"codex","state":"blocked","on":"question","since":%q}],"changes":{"branch":"main","commits":0,"files":0},
+	docs.observe(fmt.Sprintf(`{"version":1,"agents":[{"name":"claude","state":"blocked","on":"question","since":%q}],"changes":{"branch":"main","commits":0,"files":0},
 		"questions":[{"id":"00000000000000a2","kind":"question","agent":"claude","text":"Which version should the upgrade guide start from?","choices":["2.4 (current LTS)","3.0"]}]}`, at(time.Minute)))
 	h.open("infrastructure")
 	h.must("stop", "infrastructure")
@@ -59,6 +60,23 @@ func populate(h *host) (asking guest, patched string) {
 	for id, state := range map[string]string{patched: "COMPLETED", failing: "FAILED"} {
 		testenv.WaitFor(h.t, "task "+state, func() bool { return strings.Contains(h.must("task", "show", id, "--json"), `"state": "`+state+`"`) })
 	}
+	db, err := store.Open(h.t.Context(), filepath.Join(h.dir, ".local/state/agent-sessionizer/store.db"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer db.Close()
+	for day := range 12 {
+		for i, model := range []string{"claude-opus-4-5", "gpt-5.1-codex"} {
+			use := store.Usage{
+				Session: asking.id, Request: fmt.Sprint(day, model), At: time.Now().AddDate(0, 0, -day), RepoKey: "local:" + h.dir + "/payments-api", Model: model,
+				Input: 40_000, Output: 9_000, Cost: int64(day*day%7+1+i) * 400_000_000,
+			}
+			if err := db.ReserveUsage(h.t.Context(), use, nil); err != nil {
+				h.t.Fatal(err)
+			}
+		}
+	}
+	h.must("budget", "payments-api", "--money", "80 USD")
 	return asking, patched
 }
 

@@ -237,11 +237,11 @@ func (p *Page) Press(keys string) {
 	for _, key := range keys {
 		var down *input.DispatchKeyEventParams
 		for _, e := range kb.Encode(key) {
-			switch {
-			case e.Type == input.KeyDown || e.Type == input.KeyRawDown:
+			switch e.Type {
+			case input.KeyDown, input.KeyRawDown:
 				down = e
 				presses = append(presses, e)
-			case e.Type == input.KeyChar: // with it, a page could not prevent the effect of the key
+			case input.KeyChar: // with it, a page could not prevent the effect of the key
 				down.Type, down.Text, down.UnmodifiedText = input.KeyDown, e.Text, e.UnmodifiedText
 			default:
 				presses = append(presses, e)

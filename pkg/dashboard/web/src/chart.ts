@@ -4,7 +4,7 @@ import uPlot from "uplot";
 // bars draws a chart of values at dates into an element, and keeps its width.
 export function bars(place: HTMLElement, dates: string[], values: number[], signal: AbortSignal) {
   const css = getComputedStyle(place);
-  const [ink, rule, fill] = [css.getPropertyValue("--quiet"), css.getPropertyValue("--line"), css.getPropertyValue("--accent")];
+  const [ink, rule, fill] = ["--quiet", "--line", "--accent"].map((name) => () => css.getPropertyValue(name)); // it follows the colour scheme
   const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 }, font: "12px system-ui" };
   const chart = new uPlot({
     width: place.clientWidth, height: 180, legend: { show: false }, cursor: { show: false },
@@ -17,5 +17,7 @@ export function bars(place: HTMLElement, dates: string[], values: number[], sign
   }, [dates.map((_, i) => i), values], place);
   const resize = new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: 180 }));
   resize.observe(place);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => chart.redraw(), { signal });
   signal.addEventListener("abort", () => { resize.disconnect(); chart.destroy(); });
 }

@@ -16,7 +16,7 @@ export function questionCard(q: Question): HTMLElement {
       h("a", { href: `#/sessions/${q.session}` }, line(q.repo || q.session_name, 80)),
       q.tool ? [" wants to use ", h("code", {}, line(q.tool, 80))] : null,
       h("span", { class: "age" }, ago(q.asked_at))),
-    h("pre", { class: "text", tabindex: 0, "aria-label": "The question, written by a program in the VM" }, q.text),
+    h("pre", { class: "text", role: "group", tabindex: 0, "aria-label": "The question, written by a program in the VM" }, q.text),
     can("admin") ? controls(q, respond, place) : h("p", { class: "hint" }, "Answering needs the scope admin."),
     place);
 }

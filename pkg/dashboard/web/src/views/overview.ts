@@ -92,7 +92,7 @@ function sessionRow(s: Session): HTMLElement {
 }
 
 function taskRow(t: Task): HTMLElement {
-  const what = t.error?.message || t.outcome?.reason || t.progress?.current_tool || t.repository;
+  const what = t.error?.message || t.outcome?.reason || t.progress?.current_tool || t.repository.replace(/^\/.*\//, ""); // of a path, the last part
   return h("li", { class: "row", "data-task": t.id },
     taskBadge(t),
     h("a", { class: "name", href: `#/tasks/${t.id}` }, line(t.name || t.id, 120)),

@@ -89,7 +89,7 @@ async function destroy(s: Session) {
 }
 
 function screenTab(place: HTMLElement, id: string, signal: AbortSignal) {
-  const screen = h("pre", { class: "screen text", tabindex: 0, "aria-label": "Screen of the agent" });
+  const screen = h("pre", { class: "screen text", role: "group", tabindex: 0, "aria-label": "Screen of the agent" });
   const about = h("div");
   const errors = h("div");
   const agents = h("div", { class: "agents" });

@@ -77,7 +77,7 @@ const sequences = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\
 
 function outputTab(place: HTMLElement, id: string, signal: AbortSignal) {
   fill(place, (["stdout", "stderr"] as const).map((stream) => {
-    const out = h("pre", { class: "log text", tabindex: 0, "aria-label": stream });
+    const out = h("pre", { class: "log text", role: "group", tabindex: 0, "aria-label": stream });
     const status = h("div");
     void tail(id, stream, out, status, signal);
     return h("section", { "aria-label": stream }, h("h2", {}, stream), status, out);
