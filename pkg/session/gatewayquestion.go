@@ -113,7 +113,7 @@ func askForBudget(n gateway.BudgetNote) store.Question {
 	}
 	return store.Question{
 		ID: ids.New(), GuestID: fmt.Sprintf("budget:%s:%d", n.Limit, most), Kind: store.QuestionBudget, Agent: "budget", Tool: n.Limit,
-		Text: fmt.Sprintf("the session's budget of %s is used up (%s); which limit should it have?", limit, used),
+		Text: fmt.Sprintf("The session's budget of %s is used up (%s). Which limit should it have?", limit, used),
 	}
 }
 

@@ -9,14 +9,15 @@ export function questionCard(q: Question): HTMLElement {
   const place = h("div");
   const respond = (answer: string) => post(`/api/v1/hitl/${encodeURIComponent(q.id)}/respond`, { answer });
   const heading = `question-${q.id}`;
+  const ofGateway = q.kind === "network" || q.kind === "budget";
   return h("article", { class: "question", "data-question": q.id, "aria-labelledby": heading },
     h("h3", { id: heading },
       h("span", { class: "kind" }, line(q.kind, 20)), " ",
-      q.kind === "network" ? "The gateway" : line(q.agent || "a script", 60), " in ",
+      ofGateway ? "The gateway" : line(q.agent || "a script", 60), " in ",
       h("a", { href: `#/sessions/${q.session}` }, line(q.repo || q.session_name, 80)),
-      q.tool ? [" wants to use ", h("code", {}, line(q.tool, 80))] : null,
+      q.tool && !ofGateway ? [" wants to use ", h("code", {}, line(q.tool, 80))] : null,
       h("span", { class: "age" }, ago(q.asked_at))),
-    h("pre", { class: "text", role: "group", tabindex: 0, "aria-label": "The question, written by a program in the VM" }, q.text),
+    h("pre", { class: "text", role: "group", tabindex: 0, "aria-label": ofGateway ? "The question" : "The question, written by a program in the VM" }, q.kind === "network" ? `Connect to ${q.text}?` : q.text),
     can("admin") ? controls(q, respond, place) : h("p", { class: "hint" }, "Answering needs the scope admin."),
     place);
 }
@@ -29,11 +30,13 @@ function controls(q: Question, respond: (answer: string) => Promise<unknown>, pl
   if (decides) {
     answer("Allow", "allow", "primary");
     answer("Deny", "deny");
+  } else if (q.kind === "budget") {
+    answer("Deny", "deny");
   } else if (parts === 1) {
     (q.choices ?? []).slice(0, 20).forEach((choice, i) => answer(line(choice, 80), String(i + 1)));
   }
   if (q.kind === "network" || (q.only && parts === 1 && !decides)) return h("div", { class: "answers" }, buttons);
-  const label = decides ? "Or deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : buttons.length > 0 ? "Or another answer" : "Answer";
+  const label = q.kind === "budget" ? `The new limit, such as ${q.tool === "tokens" ? "2M" : "10 USD"}, or none` : decides ? "Or deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : buttons.length > 0 ? "Or another answer" : "Answer";
   const field = parts > 1
     ? h("textarea", { id: `answer-${q.id}`, rows: parts, maxlength: 4000, required: true, placeholder: label, spellcheck: "false" })
     : h("input", { id: `answer-${q.id}`, type: "text", maxlength: 4000, required: true, placeholder: label, autocomplete: "off" });
