@@ -207,7 +207,7 @@ func waitingQuestions(a *app.App) complete.Lister {
 func choicesOf(a *app.App) complete.Lister {
 	return func(cmd *cobra.Command, args []string) []string {
 		for _, q := range openQuestions(a, cmd) {
-			if strings.HasPrefix(q.ID, args[0]) && !guestproto.QuestionKind(q.Kind).Decides() {
+			if strings.HasPrefix(q.ID, args[0]) && !q.OfGateway() && !guestproto.QuestionKind(q.Kind).Decides() {
 				return q.Choices
 			}
 		}
