@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -132,7 +133,12 @@ func (d *Driver) launch(m machine, exited chan<- error) error {
 	// The VM outlives this call on purpose. This only collects its exit status if it
 	// ends before this process does, so that no zombie remains.
 	go func() { exited <- cmd.Wait() }()
-	return nil
+	if m.running() {
+		return nil
+	}
+	// The process writes the same, but until then, a Delete after a cancelled Start would not
+	// find it.
+	return atomicfile.Write(m.file("pid"), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o600)
 }
 
 // console returns the last line of the serial console.
