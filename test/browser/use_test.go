@@ -44,6 +44,8 @@ func TestSession(t *testing.T) {
 	}
 	// The on-screen keys: Ctrl and a letter, and the key that leaves the terminal.
 	p.TypeInTerminal("cat\r")
+	p.TypeInTerminal("cat runs\r")
+	p.ScreenShows("cat runs\ncat runs")
 	p.Click("Ctrl")
 	p.TypeInTerminal("c")
 	p.ScreenShows("^C\nguest$")
