@@ -43,7 +43,10 @@ func TestSession(t *testing.T) {
 		t.Error("text of the terminal = none, want some")
 	}
 	// The on-screen keys: Ctrl and a letter, and the key that leaves the terminal.
+	p.Until("the prompt", `[...document.querySelectorAll(".xterm-rows > div")].map((e) => e.textContent.trimEnd()).filter(Boolean).at(-1) === "guest$"`)
 	p.TypeInTerminal("cat\r")
+	p.TypeInTerminal("cat runs\r")
+	p.ScreenShows("cat runs\ncat runs")
 	p.Click("Ctrl")
 	p.TypeInTerminal("c")
 	p.ScreenShows("^C\nguest$")
