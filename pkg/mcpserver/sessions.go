@@ -52,7 +52,7 @@ func sessionTools(s *mcp.Server, h ops.Host) {
 		}
 		return awaitReady(ctx, h, a.View)
 	})
-	addTool(s, adds, "exec", "Run a command in a session", "Run a command in a session and return its output and exit status.", func(ctx context.Context, in execInput) (any, error) {
+	addTool(s, destroys, "exec", "Run a command in a session", "Run a command in a session and return its output and exit status.", func(ctx context.Context, in execInput) (any, error) {
 		at, err := named(ctx, in.sessionInput)
 		if err != nil {
 			return nil, err

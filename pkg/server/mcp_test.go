@@ -84,7 +84,7 @@ func TestMCP(t *testing.T) {
 			t.Errorf("tools = %v, want %s among them", names, want)
 		}
 	}
-	if want := []string{"answer_question", "cancel_task", "destroy_session"}; !slices.Equal(slices.Sorted(slices.Values(destroys)), want) {
+	if want := []string{"answer_question", "cancel_task", "destroy_session", "exec"}; !slices.Equal(slices.Sorted(slices.Values(destroys)), want) {
 		t.Errorf("destructive tools = %v, want %v", destroys, want)
 	}
 	if slices.Contains(reads, "exec") || !slices.Contains(reads, "diff") {

@@ -141,7 +141,7 @@ func Brief(t Task, subtasks bool) string {
 	if subtasks {
 		b.WriteString(`- You can submit subtasks, which run agents in VMs of their own on a copy of the commit that you began with:
   agent-guest task submit --prompt "TEXT", then agent-guest task wait ID and agent-guest task fetch ID, which brings
-  their commits as the branch agent-ID. agent-guest task lists all commands.
+  their commits as the branch agent-ID. See also agent-guest task list, show, artifacts and cancel.
 `)
 	}
 	if ps := t.Manifest.Lifecycle.ArtifactPatterns; len(ps) > 0 {

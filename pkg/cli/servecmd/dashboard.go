@@ -28,7 +28,7 @@ const browserTime = 10 * time.Second
 func NewDashboardCmd(a *app.App) *cobra.Command {
 	var noOpen bool
 	cmd := &cobra.Command{
-		Use: "dashboard", Short: "Open the dashboard of the running serve in a browser",
+		Use: "dashboard", Short: "Open the dashboard in a browser",
 		Long: `Open the dashboard of the running serve in a browser, which is then logged in as you. It
 shows sessions and tasks, their terminals, and what waits for you. The printed link works
 once, within a minute. On another device, open the address of serve and log in with a

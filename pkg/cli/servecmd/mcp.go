@@ -16,8 +16,8 @@ func NewMCPCmd(a *app.App) *cobra.Command {
 		Use: "mcp", Short: "Give an agent on this host tools for sessions and tasks",
 		Long: `Give an agent on this host tools for sessions and tasks, over the Model Context
 Protocol on standard input and output. The agent's program starts this command. The
-tools may do everything that you can do; the agent's program asks you before it uses
-one, unless you turn that off.`,
+tools run with your rights. Claude Code and Codex ask you before they use one, unless
+you turn that off.`,
 		Example: `  claude mcp add agent-sessionizer -- agent-sessionizer mcp`,
 		Args:    app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -22,15 +22,17 @@ type answerOptions struct{ all, json bool }
 func NewAnswerCmd(a *app.App) *cobra.Command {
 	var o answerOptions
 	cmd := &cobra.Command{
-		Use:   "answer [QUESTION|SESSION [allow|deny|TEXT]]",
+		Use:   "answer [QUESTION|SESSION [allow|deny|ANSWER…]]",
 		Short: "Answer agents that wait for you, or list their questions",
 		Long: `Answer agents that wait for you, or list their questions.
 
 Answer a permission or a plan with allow or deny. Any other text denies it, and tells the
 agent what to do instead. Answer a question with a text or the number of a choice. If it
-has several parts, give one argument for each.
+has several parts, give one argument for each. Answer a connection of the network with
+allow or deny, and a budget that is used up with its new limit or deny.
 
-The first answer counts, whether from here, the API or the agent's own terminal.`,
+The first answer counts, wherever it comes from: this command, the picker, the dashboard,
+the API, or the agent's own terminal.`,
 		Example: `  agent-sessionizer answer                          list the questions
   agent-sessionizer answer repo allow
   agent-sessionizer answer 1f0c "use the staging database instead"`,
