@@ -21,7 +21,7 @@ func questionTools(s *mcp.Server, h ops.Host) {
 	})
 	// What an agent is allowed cannot be taken back.
 	addTool(s, destroys, "answer_question", "Answer a question", "Answer a question of an agent. The first answer counts.", func(ctx context.Context, in answerInput) (any, error) {
-		q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: in.Question})
+		q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: in.Question, Answer: true})
 		if err != nil {
 			return nil, err
 		}

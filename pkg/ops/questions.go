@@ -33,7 +33,8 @@ type (
 		All     bool   `query:"all" doc:"Also questions that have ended, as far as they are kept."`
 	}
 	FindQuestionRequest struct {
-		What string `query:"what" required:"true" maxLength:"4096" doc:"Id of a question or the start of it, or what names a session that asks only one."`
+		What   string `query:"what" required:"true" maxLength:"4096" doc:"Id of a question or the start of it, or what names a session that asks only one."`
+		Answer bool   `query:"answer" doc:"The question is to be answered. Then one of the gateway must be named by its id, because the guest decides when it is asked."`
 	}
 	AnswerRequest struct {
 		QuestionPath
@@ -72,7 +73,7 @@ var (
 		ID: "findQuestion", Method: http.MethodGet, Path: QuestionsPath + "/find", Tag: "questions", Need: Read, Errors: []int{404, 409},
 		Summary: "Find a question by what a user typed",
 	}, func(ctx context.Context, e *Engine, r *FindQuestionRequest) (Question, error) {
-		return e.findQuestion(ctx, r.What)
+		return e.findQuestion(ctx, r.What, r.Answer)
 	}}
 
 	GetQuestion = Operation[QuestionPath, Question]{Spec{
@@ -121,7 +122,7 @@ func (e *Engine) namedQuestion(ctx context.Context, q store.Question, err error)
 	return names.question(q), err
 }
 
-func (e *Engine) findQuestion(ctx context.Context, what string) (Question, error) {
+func (e *Engine) findQuestion(ctx context.Context, what string, answer bool) (Question, error) {
 	list, err := e.sessions().Store.Questions(ctx, "", true)
 	if err != nil {
 		return Question{}, err
@@ -148,6 +149,10 @@ func (e *Engine) findQuestion(ctx context.Context, what string) (Question, error
 		}
 		if len(found) == 0 {
 			return Question{}, fail.New(fail.NotFound, "session %s asks nothing", s.Name).WithHint("agent-sessionizer answer")
+		}
+		if answer && len(found) == 1 && found[0].OfGateway() {
+			return Question{}, fail.New(fail.Conflict, "the question of session %s is about its %s; answer it by its id", s.Name, found[0].Kind).
+				WithHint("agent-sessionizer answer %s", found[0].ID)
 		}
 	}
 	if len(found) > 1 {

@@ -95,6 +95,10 @@ func readPages(files fs.FS) (map[string]pageFile, error) {
 // servePage responds with a file of the dashboard.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 	req := requestOf(r.Context())
+	if req.at.isAmbiguous(r.Host) {
+		http.Redirect(w, r, req.at.base()+r.URL.Path, http.StatusFound)
+		return
+	}
 	all, err := pages()
 	if err != nil {
 		req.w.fail(s.problemOf(r.Context(), err))

@@ -169,7 +169,7 @@ func TestDashboardAttacks(t *testing.T) {
 	b, other := r.logIn(), r.logIn()
 	const id = "eeee22223333"
 	r.session(id)
-	own := "http://" + r.addr
+	own, localhost := "http://"+r.addr, "localhost"+r.addr[strings.LastIndex(r.addr, ":"):]
 	get, post := call{path: ops.SessionsPath}, call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/stop"}
 	for _, c := range []struct {
 		name string
@@ -206,6 +206,10 @@ func TestDashboardAttacks(t *testing.T) {
 		{"DNS rebinding", get, []string{"Cookie", b.cookie, keyHeader, b.key, "Host", "evil.example"}, 403},
 		{"DNS rebinding with the port", get, []string{"Cookie", b.cookie, keyHeader, b.key, "Host", "evil.example:" + r.addr[strings.LastIndex(r.addr, ":")+1:]}, 403},
 		{"DNS rebinding of the pages", call{path: dashboardPath}, []string{"Host", "evil.example"}, 403},
+		// Another user may listen on the other addresses of that name.
+		{"a login as localhost", call{method: http.MethodPost, path: loginPath, body: `{"code":"x"}`}, []string{"Content-Type", "application/json", "Host", localhost, "Origin", "http://" + localhost}, 403},
+		{"the page as localhost", get, []string{"Cookie", b.cookie, keyHeader, b.key, "Host", localhost}, 403},
+		{"a token as localhost", get, []string{"Authorization", "Bearer " + r.token[ops.Read], "Host", localhost}, 200},
 		{"a login by another site", call{method: http.MethodPost, path: loginPath, body: `{"code":"x"}`}, []string{"Content-Type", "application/json", "Origin", "https://evil.example"}, 403},
 		{"a login by a form", call{method: http.MethodPost, path: loginPath, body: `{"code":"x"}`}, []string{"Content-Type", "text/plain"}, 415},
 		{"a long login", call{method: http.MethodPost, path: loginPath, body: `{"code":"` + strings.Repeat("x", maxLoginBody) + `"}`}, []string{"Content-Type", "application/json"}, 413},
@@ -226,6 +230,15 @@ func TestDashboardAttacks(t *testing.T) {
 				t.Errorf("%s = %s, want it without the key and the cookie", c.name, body)
 			}
 		}
+	}
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	page, err := http.NewRequestWithContext(t.Context(), http.MethodGet, own+dashboardPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.Host = localhost
+	if resp, err := client.Do(page); err != nil || resp.Body.Close() != nil || resp.Header.Get("Location") != own+dashboardPath {
+		t.Errorf("the pages as localhost = %v, %v, want a redirect to %s", resp, err, own+dashboardPath)
 	}
 	// No page may read anything of ours, whatever it asks before.
 	resp, _ := r.do(call{method: http.MethodOptions, path: ops.SessionsPath, as: "-", header: []string{"Origin", "http://127.0.0.1:9", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", keyHeader}})

@@ -207,6 +207,9 @@ func (s *Server) dashboardLogin(req *request) *Problem {
 		key = offeredKey(r.Header.Get("Sec-Websocket-Protocol"))
 	}
 	cookies := r.CookiesNamed(req.at.cookie())
+	if key != "" && req.at.isAmbiguous(r.Host) {
+		return ambiguousHost(req)
+	}
 	switch {
 	case key == "" && r.URL.Path == sessionPath: // a page that asks whether it has to log in
 		return unauthorized("this browser is not logged in to the dashboard")
@@ -238,6 +241,10 @@ func (s *Server) dashboardLogin(req *request) *Problem {
 	}
 	req.who = who
 	return nil
+}
+
+func ambiguousHost(req *request) *Problem {
+	return problem(http.StatusForbidden, codeForbidden, "open "+req.at.base()+dashboardPath, "the dashboard must be opened by its address, not as localhost")
 }
 
 // offeredKey returns the key in the protocols that a WebSocket offers.
@@ -308,6 +315,9 @@ func (s *Server) describeLogin(who principal) DashboardLogin {
 // login logs a browser in, with the code of a link or with a token.
 func (s *Server) login(ctx context.Context, in *loginInput) (*loginOutput, error) {
 	req := requestOf(ctx)
+	if req.at.isAmbiguous(req.r.Host) {
+		return nil, ambiguousHost(req)
+	}
 	var who principal
 	switch {
 	case in.Body.Code != "" && in.Body.Token == "":

@@ -155,3 +155,14 @@ func (d endpoint) isOwnHost(host string) bool {
 	}
 	return d.cert != nil && name != "" && d.cert.VerifyHostname(name) == nil
 }
+
+// isAmbiguous reports whether a Host header that a browser sent stands for several addresses.
+// Another user of this host can listen on one that serve does not use, and would get what a
+// page sends there, with its cookie and key. A certificate prevents that.
+func (d endpoint) isAmbiguous(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	return !d.own && !d.tls && name == "localhost"
+}

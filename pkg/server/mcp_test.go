@@ -14,6 +14,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // withToken sends a token with each request.
@@ -129,6 +130,74 @@ func TestMCPPanic(t *testing.T) {
 	}
 }
 
+// TestMCPBounds checks that a request makes one call, and counts as a stream of its client.
+func TestMCPBounds(t *testing.T) {
+	r := newRig(t, Limits{Each: 1})
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_tasks","arguments":{}}}`
+	free, ok := r.streams.acquire("token:read")
+	if !ok {
+		t.Fatal("no stream is free, want one")
+	}
+	for _, c := range []struct {
+		name, body string
+		want       int
+	}{
+		{"a call beside as many streams as are allowed", list, http.StatusTooManyRequests},
+		{"a batch", " \n[" + list + "," + list + "]", http.StatusBadRequest},
+		{"a call", list, http.StatusOK},
+		{"the next call", list, http.StatusOK}, // the one before it has freed its stream
+	} {
+		if status, body, err := r.postMCP(t.Context(), ops.Read, c.body); err != nil || status != c.want {
+			t.Errorf("%s = status %d %s, %v, want %d", c.name, status, body, err, c.want)
+		}
+		free()
+		free = func() {}
+	}
+}
+
+// TestMCPGone checks that a tool that waits ends with its client.
+func TestMCPGone(t *testing.T) {
+	r := newRig(t, Limits{Each: 1})
+	task := r.submit()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := r.postMCP(ctx, ops.Read, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"watch_task","arguments":{"task":"`+task.ID+`","seconds":600}}}`)
+		ended <- err
+	}()
+	isFree := func() bool {
+		free, ok := r.streams.acquire("token:read")
+		if ok {
+			free()
+		}
+		return ok
+	}
+	testenv.WaitFor(t, "the call's stream", func() bool { return !isFree() })
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("watch_task of a task that waits = nil, want that it does not end by itself")
+	}
+	testenv.WaitFor(t, "the end of the call", isFree)
+}
+
+// postMCP sends a message, with the token of a scope.
+func (r *rig) postMCP(ctx context.Context, scope ops.Scope, message string) (status int, body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.addr+mcpPath, strings.NewReader(message))
+	if err != nil {
+		return 0, nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+r.token[scope])
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, body, err
+}
+
 // FuzzMCPTools sends arguments to every tool. Each call must get an answer of the protocol that
 // is bounded, and a client that may only read must change nothing.
 func FuzzMCPTools(f *testing.F) {
@@ -155,21 +224,9 @@ func FuzzMCPTools(f *testing.F) {
 		before := r.counts(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) // some tools wait
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.addr+mcpPath,
-			strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+name+`","arguments":`+args+`}}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+r.token[who])
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Accept", "application/json, text/event-stream")
-		resp, err := http.DefaultClient.Do(req)
-		if err == nil {
-			defer resp.Body.Close()
-			var body []byte
-			if body, err = io.ReadAll(resp.Body); err == nil && (resp.StatusCode >= 500 || len(body) > 4*100_000) {
-				t.Errorf("%s %s as %s = status %d with %d bytes, want an answer that is bounded", name, args, who, resp.StatusCode, len(body))
-			}
+		status, body, err := r.postMCP(ctx, who, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+name+`","arguments":`+args+`}}`)
+		if err == nil && (status >= 500 || len(body) > 4*100_000) {
+			t.Errorf("%s %s as %s = status %d with %d bytes, want an answer that is bounded", name, args, who, status, len(body))
 		}
 		if err != nil && ctx.Err() == nil {
 			t.Errorf("%s %s as %s = %v, want an answer", name, args, who, err)

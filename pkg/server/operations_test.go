@@ -99,6 +99,7 @@ func TestOperations(t *testing.T) {
 			checkTasks(as)
 			checkRest(as)
 			checkQuestions(as)
+			checkGatewayQuestions(as)
 			answers[name] = normal(said.String())
 		})
 	}
@@ -418,6 +419,23 @@ func checkQuestions(as func(ops.Scope) host) {
 	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{All: true}); len(list.Questions) != 2 || list.Questions[0].State != store.QuestionClosed {
 		t.Errorf("all questions = %+v, want two that are closed", list)
 	}
+}
+
+// checkGatewayQuestions checks that an answer to the gateway names its question: a guest could
+// replace it by another one while its user decides.
+func checkGatewayQuestions(as func(ops.Scope) host) {
+	h := as(ops.Admin)
+	const id, question = "cccc11112222", "456789abcdef"
+	h.session(id)
+	h.ask(id, store.Question{ID: question, GuestID: "evil.example:443@1", Kind: store.QuestionNetwork, Agent: "network", Text: "evil.example:443"})
+	if q := mustAsk(h, ops.FindQuestion, ops.FindQuestionRequest{What: id}); q.ID != question {
+		h.t.Errorf("question of session %s = %+v, want %s", id, q, question)
+	}
+	refused(h, fail.Conflict, ops.FindQuestion, ops.FindQuestionRequest{What: id, Answer: true})
+	if q := mustAsk(h, ops.FindQuestion, ops.FindQuestionRequest{What: question[:4], Answer: true}); q.ID != question {
+		h.t.Errorf("question %s = %+v, want %s", question[:4], q, question)
+	}
+	h.ask(id)
 }
 
 // ask makes the questions of a session those that its guest asks.

@@ -92,7 +92,7 @@ func (s *Server) runTerminal(ctx context.Context, c *websocket.Conn, who princip
 	// The library closes the connection if a read or a write is cancelled. So they do not end
 	// with running, but with the connection, after the last message.
 	parts.Go(func() { cancel(readTerminal(ctx, c, typed, sizes)) })
-	parts.Go(func() { s.watchAccess(running, func() { cancel(errNoAccess) }, who) })
+	parts.Go(func() { s.watchAccess(running, func() { cancel(errNoAccess) }, who, ops.Admin) })
 	parts.Go(func() { s.ping(ctx, running.Done(), c, cancel) })
 
 	out := &terminalWriter{ctx: ctx, conn: c, patience: s.limits.Write}

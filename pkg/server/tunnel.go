@@ -46,7 +46,7 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 		req.w.status = http.StatusSwitchingProtocols
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		go s.watchAccess(ctx, cancel, req.who)
+		go s.watchAccess(ctx, cancel, req.who, ops.Admin)
 		if err := guest.Tunnel(ctx, websocket.NetConn(ctx, c, websocket.MessageBinary)); err != nil {
 			s.log.DebugContext(ctx, "tunnel ended", "session", v.ID, "error", err)
 		}
@@ -55,10 +55,10 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 
 // watchAccess calls cancel when who may no longer use a guest, or the server ends: a token may
 // be removed, and a dashboard's user may log out. It ends with ctx.
-func (s *Server) watchAccess(ctx context.Context, cancel func(), who principal) {
+func (s *Server) watchAccess(ctx context.Context, cancel func(), who principal, need ops.Scope) {
 	tick := time.NewTicker(s.limits.Beat)
 	defer tick.Stop()
-	for s.stillAllowed(who, ops.Admin) {
+	for s.stillAllowed(who, need) {
 		select {
 		case <-tick.C:
 			continue

@@ -52,7 +52,7 @@ func runAnswer(ctx context.Context, a *app.App, o answerOptions, args []string) 
 	if len(args) == 0 {
 		return listQuestions(ctx, a, h, o)
 	}
-	q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: args[0]})
+	q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: args[0], Answer: len(args) > 1})
 	if err != nil {
 		return err
 	}

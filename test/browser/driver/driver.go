@@ -210,7 +210,7 @@ func (p *Page) Misses(text string) {
 
 // finder is an expression for the visible control with a name, such as a button's text.
 const finder = `[...document.querySelectorAll("dialog[open]"), document].flatMap((root) => [...root.querySelectorAll("a[href], button, summary, label")])
-	.find((e) => (e.getAttribute("aria-label") ?? e.innerText).trim() === %q && e.checkVisibility())`
+	.find((e) => (e.getAttribute("aria-label") ?? e.innerText).trim() === %q && e.checkVisibility() && !e.closest("[data-moving]"))`
 
 // Click clicks the link or button with a name, with the mouse.
 func (p *Page) Click(name string) {

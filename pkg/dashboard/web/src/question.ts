@@ -1,11 +1,40 @@
 // A question with the controls to answer it.
 import { can, post } from "./api";
-import { ago, h, line } from "./dom";
+import { ago, h, keyed, line } from "./dom";
 import { action, perform } from "./parts";
 import type { Question } from "./types";
 
+const settle = 700; // milliseconds in which a user notices that questions moved
+
+// questionList returns an element that shows open questions. A guest decides when it asks, and
+// when it withdraws a question. A click just after questions have moved may be meant for
+// another one, so it has no effect.
+export function questionList(): { root: HTMLElement; show: (open: Question[]) => void } {
+  const root = h("div", { class: "cards" });
+  let order = "";
+  let timer = 0;
+  root.addEventListener("click", (e) => {
+    if (!("moving" in root.dataset) || e.detail === 0) return; // 0: by the keyboard, on the element that has the focus
+    e.preventDefault();
+    e.stopPropagation();
+  }, true);
+  return {
+    root,
+    show(open) {
+      const now = open.map((q) => q.id).join();
+      if (now !== order) {
+        order = now;
+        root.dataset.moving = "";
+        clearTimeout(timer);
+        timer = setTimeout(() => { delete root.dataset.moving; }, settle);
+      }
+      keyed(root, open, (q) => q.id, questionCard, (q) => [q.id, q.text, q.state]);
+    },
+  };
+}
+
 // questionCard makes the card of an open question.
-export function questionCard(q: Question): HTMLElement {
+function questionCard(q: Question): HTMLElement {
   const place = h("div");
   const respond = (answer: string) => post(`/api/v1/hitl/${encodeURIComponent(q.id)}/respond`, { answer });
   const heading = `question-${q.id}`;

@@ -3,7 +3,7 @@ import { can, post } from "../api";
 import { ago, fill, h, keyed, line, moneyText, plural } from "../dom";
 import { isOver, needsAttention, sessionName, watch } from "../live";
 import { dialog, empty, loading, perform, sessionBadge, taskBadge } from "../parts";
-import { questionCard } from "../question";
+import { questionList } from "../question";
 import type { Overview, Session, Task } from "../types";
 
 const changing = ["creating", "starting", "stopping", "destroying"];
@@ -18,8 +18,8 @@ const endedTasks = 15; // as many are shown at first
 
 export function overviewView(main: HTMLElement, signal: AbortSignal) {
   const summary = h("p", { class: "summary", role: "status" });
-  const questions = h("div", { class: "cards" });
-  const questionSection = h("section", { "aria-labelledby": "questions", class: "questions", hidden: true }, h("h2", { id: "questions" }, "Questions"), questions);
+  const questions = questionList();
+  const questionSection = h("section", { "aria-labelledby": "questions", class: "questions", hidden: true }, h("h2", { id: "questions" }, "Questions"), questions.root);
   const sections = groups.map(([title]) => section(title));
   const running = section("Running tasks");
   const ended = section("Ended tasks");
@@ -34,7 +34,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
     latest = o;
     const open = o.questions.filter((q) => q.state === "open");
     questionSection.hidden = open.length === 0;
-    keyed(questions, open, (q) => q.id, questionCard, (q) => [q.id, q.text, q.state]);
+    questions.show(open);
     let rest = o.sessions.filter((s) => s.state !== "gone");
     const total = rest.length;
     const waiting = rest.filter(needsAttention).length;

@@ -1,10 +1,10 @@
 // One session: its screen, terminal, events, changes, network and usage.
 import { can, get, post, request, sessionPath } from "../api";
-import { ago, announce, clock, countText, fill, h, keyed, line, moneyText, plural, sizeText } from "../dom";
+import { ago, announce, clock, countText, fill, h, line, moneyText, plural, sizeText } from "../dom";
 import { diffView } from "../diff";
 import { needsAttention, overview, sessionName, watch } from "../live";
 import { action, badge, confirmed, empty, errorBox, facts, load, loading, perform, sessionBadge, table } from "../parts";
-import { questionCard } from "../question";
+import { questionList } from "../question";
 import { pause } from "../stream";
 import { timeline } from "../timeline";
 import type { Changes, Decision, Denial, Network, Screen, Session, Usage, Use, Window } from "../types";
@@ -21,11 +21,11 @@ const tabs: Record<string, [string, (place: HTMLElement, id: string, signal: Abo
 export function sessionView(main: HTMLElement, signal: AbortSignal, id: string, tab = "screen") {
   const [title, show] = tabs[tab] ?? tabs["screen"]!;
   const head = h("div");
-  const questions = h("div", { class: "cards" });
+  const questions = questionList();
   const panel = h("section", { class: "panel", "aria-label": title });
   const links = Object.entries(tabs).filter(([name]) => name !== "terminal" || can("admin"))
     .map(([name, [label]]) => h("li", {}, h("a", { href: `#/sessions/${id}/${name}`, "aria-current": name === tab ? "page" : undefined, "data-tab": name }, label)));
-  fill(main, head, questions, h("nav", { class: "tabs", "aria-label": "Parts of the session" }, h("ul", {}, links)), panel);
+  fill(main, head, questions.root, h("nav", { class: "tabs", "aria-label": "Parts of the session" }, h("ul", {}, links)), panel);
   fill(head, loading());
 
   let shown = "";
@@ -46,7 +46,7 @@ export function sessionView(main: HTMLElement, signal: AbortSignal, id: string, 
     const s = o.sessions.find((it) => it.id === id);
     if (s) update(s);
     else if (shown) get<Session>(sessionPath(id), signal).then(update, () => {});
-    keyed(questions, o.questions.filter((q) => q.session === id && q.state === "open"), (q) => q.id, questionCard, (q) => q.id);
+    questions.show(o.questions.filter((q) => q.session === id && q.state === "open"));
   }, signal);
 }
 
