@@ -301,8 +301,8 @@ type bridge struct {
 	conns sync.WaitGroup
 }
 
-// Accept implements net.Listener. It always accepts, because the SSH connection stands still
-// until it does; it closes what exceeds the slots.
+// Accept implements net.Listener. It always accepts, because the SSH connection is
+// blocked until it does. It closes what exceeds the slots.
 func (b *bridge) Accept() (net.Conn, error) {
 	for {
 		c, err := b.Listener.Accept()
