@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -200,9 +201,10 @@ func TestBadMessagesEndTheConnection(t *testing.T) {
 // with which it began.
 func TestEachCallIsChecked(t *testing.T) {
 	s, tasks := newServer(t)
-	engines, engine := 0, s.Engine
+	var engines atomic.Int32
+	engine := s.Engine
 	s.Engine = func(ctx context.Context) (ops.Engine, error) {
-		engines++
+		engines.Add(1)
 		return engine(ctx)
 	}
 	m := connectMCP(t, s)
@@ -210,9 +212,10 @@ func TestEachCallIsChecked(t *testing.T) {
 	if answer := m.ask(t, list); strings.Contains(answer, "error") {
 		t.Errorf("a call = %s, want a list", answer)
 	}
-	before := engines
-	if m.ask(t, list); engines != before+1 {
-		t.Errorf("a call took the engine %d times, want once", engines-before)
+	before := engines.Load()
+	m.ask(t, list)
+	if n := engines.Load() - before; n != 1 {
+		t.Errorf("a call took the engine %d times, want once", n)
 	}
 	if _, err := tasks.Sessions.Store.Update(t.Context(), mine, func(row *store.Session) (store.Event, error) {
 		row.TokenSHA256 = ""
