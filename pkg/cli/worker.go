@@ -67,7 +67,7 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 					}
 					g, err := guest(ctx)
 					if err == nil {
-						_, err = session.Work{Sessions: m}.Fetch(ctx, cur, g, "", repo.FetchOptions{})
+						_, err = session.Work{Sessions: m, ByGuest: true}.Fetch(ctx, cur, g, "", repo.FetchOptions{MaxBytes: 1 << 30, TempDir: m.Config.Paths.Cache})
 					}
 					return err
 				},

@@ -22,25 +22,28 @@ import (
 	"sync"
 	"time"
 
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/mcpserver"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 const (
 	maxConns    = 8         // at once
 	maxManifest = 256 << 10 // bytes
-	maxMessage  = 1 << 20   // bytes of a message of MCP
 	maxWait     = time.Minute
 	maxBody     = 30 * time.Second
-	maxConn     = time.Hour // how long a connection may last
+	maxConn     = time.Hour       // how long a connection may last
+	maxSend     = 5 * time.Minute // how long a file may take
 
 	perSecond = 2 // requests, over all connections
 	atOnce    = 60
+
+	fetchEvery    = 4 * time.Minute // on average
+	fetchesAtOnce = 15              // so at most 30 in an hour
 )
 
 // Server serves the guest of one session. The limit of its requests outlives connections.
@@ -53,12 +56,15 @@ type Server struct {
 	// Fetch fetches the commits of the guest to the host.
 	Fetch func(context.Context) error
 
-	limit   *rate.Limiter
-	limited sync.Once
+	limit, fetches    *rate.Limiter
+	limited           sync.Once
+	fetching, packing sync.Mutex // held while the host fetches commits, or sends some
 }
 
 func (s *Server) limiter() *rate.Limiter {
-	s.limited.Do(func() { s.limit = rate.NewLimiter(perSecond, atOnce) })
+	s.limited.Do(func() {
+		s.limit, s.fetches = rate.NewLimiter(perSecond, atOnce), rate.NewLimiter(rate.Every(fetchEvery), fetchesAtOnce)
+	})
 	return s.limit
 }
 
@@ -87,10 +93,10 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			e, err := s.admit(r)
 			if err == nil {
-				err = f(w, r, e.As(ops.Guest(s.Session)))
+				err = f(w, r, e)
 			}
 			if err != nil {
-				writeError(w, err)
+				s.writeError(w, err)
 			}
 		})
 	}
@@ -113,7 +119,13 @@ func (s *Server) handler() http.Handler {
 		return sendFile(w, f)
 	})
 	handle("GET /tasks/{id}/commits", func(w http.ResponseWriter, r *http.Request, e ops.Engine) error {
-		f, err := e.Commits(r.Context(), r.PathValue("id"))
+		if !s.packing.TryLock() {
+			return fail.New(fail.Conflict, "other commits are being sent").WithHint("agent-guest task fetch ID, later")
+		}
+		defer s.packing.Unlock()
+		ctx, cancel := context.WithTimeout(r.Context(), maxSend)
+		defer cancel()
+		f, err := e.Commits(ctx, r.PathValue("id"))
 		if err != nil {
 			return err
 		}
@@ -132,19 +144,25 @@ func (s *Server) admit(r *http.Request) (e ops.Engine, err error) {
 	if err := s.take(); err != nil {
 		return e, err
 	}
-	if e, err = s.Engine(r.Context()); err != nil {
+	return s.engine(r.Context(), r.Header.Get("Authorization"))
+}
+
+// engine returns what performs the guest's operations, with the settings as they are now. It
+// refuses a wrong token.
+func (s *Server) engine(ctx context.Context, authorization string) (e ops.Engine, err error) {
+	if e, err = s.Engine(ctx); err != nil {
 		return e, err
 	}
-	row, err := e.Tasks.Sessions.Get(r.Context(), s.Session)
+	row, err := e.Tasks.Sessions.Get(ctx, s.Session)
 	if err != nil {
 		return e, err
 	}
-	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	token, _ := strings.CutPrefix(authorization, "Bearer ")
 	sum := sha256.Sum256([]byte(token))
 	if subtle.ConstantTimeCompare([]byte(hex.EncodeToString(sum[:])), []byte(row.TokenSHA256)) != 1 {
 		return e, fail.New(fail.Policy, "%w", errToken).WithHint("run agent-guest as the user whose session this is")
 	}
-	return e, nil
+	return e.As(ops.Guest(s.Session)), nil
 }
 
 // errRate means that there were too many requests. It is returned wrapped.
@@ -169,41 +187,30 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, e ops.Engine) er
 	if len(key) > 255 {
 		return fail.New(fail.Usage, "Idempotency-Key must have at most 255 characters").WithHint("agent-guest task submit")
 	}
-	if r.Header.Get("X-Fetch") != "" { // the manifest may name a commit that only the guest has
-		if err := s.Fetch(r.Context()); err != nil {
-			return err
-		}
+	if r.Header.Get("X-Fetch") != "" { // the manifest names a commit that only the guest has
+		e.Fetch = s.fetch
 	}
 	return answer(w)(ops.SubmitTask.On(r.Context(), e, ops.SubmitRequest{
 		Once: ops.Once{Key: key}, Name: "manifest", ContentType: "application/yaml", RawBody: body,
 	}))
 }
 
+// fetch fetches the commits of the guest to the host: once at a time, and not too often.
+func (s *Server) fetch(ctx context.Context) error {
+	if !s.fetching.TryLock() {
+		return fail.New(fail.Conflict, "another fetch is running").WithHint("submit it again, later")
+	}
+	defer s.fetching.Unlock()
+	if !s.fetches.Allow() {
+		return fail.New(fail.Conflict, "commits were fetched too often").WithHint("submit it again in %v, or leave repository.commit out", fetchEvery)
+	}
+	return s.Fetch(ctx)
+}
+
 // wait answers with a subtask as soon as it has ended, or after the time that the request names.
 func wait(w http.ResponseWriter, r *http.Request, e ops.Engine) error {
 	seconds, _ := strconv.Atoi(r.URL.Query().Get("wait"))
 	return answer(w)(mcpserver.AwaitTask(r.Context(), e, at(r), min(time.Duration(max(seconds, 0))*time.Second, maxWait)))
-}
-
-// mcp turns the connection into one for the Model Context Protocol.
-func (s *Server) mcp(w http.ResponseWriter, r *http.Request, e ops.Engine) error {
-	conn, buffered, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(24 * time.Hour))
-	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: mcp\r\n\r\n"); err != nil {
-		return nil //nolint:nilerr // the guest is gone
-	}
-	in := struct {
-		io.Reader
-		io.Closer
-	}{buffered, conn}
-	// It ends with the connection. The caller cannot answer any more.
-	err = mcpserver.NewForGuest(e, s.Version, s.take).Run(r.Context(), &mcp.IOTransport{Reader: in, Writer: conn, MaxLineLength: maxMessage})
-	s.Log.Debug("MCP connection ended", "error", err)
-	return nil
 }
 
 func at(r *http.Request) ops.TaskPath { return ops.TaskPath{ID: r.PathValue("id")} }
@@ -232,7 +239,18 @@ type Problem struct {
 	Hint  string `json:"hint,omitempty"`
 }
 
-func writeError(w http.ResponseWriter, err error) {
+// public returns an error as the guest may read it, and logs what that hides.
+func (s *Server) public(err error) error {
+	switch code := fail.CodeOf(err); code {
+	case fail.Usage, fail.Policy, fail.Conflict, fail.NotFound:
+		return fail.New(code, "%s", task.HidePaths(err.Error())).WithHint("%s", task.HidePaths(fail.HintOf(err)))
+	default:
+		s.Log.Warn("request of the guest failed", "error", err, "hint", fail.HintOf(err))
+		return fail.New(code, task.Hidden)
+	}
+}
+
+func (s *Server) writeError(w http.ResponseWriter, err error) {
 	status := map[fail.Code]int{
 		fail.Usage: http.StatusBadRequest, fail.NotFound: http.StatusNotFound, fail.Conflict: http.StatusConflict, fail.Policy: http.StatusForbidden,
 	}[fail.CodeOf(err)]
@@ -244,13 +262,15 @@ func writeError(w http.ResponseWriter, err error) {
 	case status == 0:
 		status = http.StatusInternalServerError
 	}
+	err = s.public(err)
 	text, _ := json.Marshal(Problem{fail.CodeOf(err).String(), err.Error(), fail.HintOf(err)}) // strings can always be encoded
 	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 	w.WriteHeader(status)
 	_, _ = w.Write(text)
 }
 
-// sendFile sends a file with its length, so that the guest notices when the rest is missing.
+// sendFile sends a file with its length, so that the guest notices when the rest is missing. It
+// ends after maxSend.
 func sendFile(w http.ResponseWriter, f io.ReadCloser) error {
 	defer f.Close()
 	file, ok := f.(interface {
@@ -268,6 +288,7 @@ func sendFile(w http.ResponseWriter, f io.ReadCloser) error {
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxSend))
 	_, _ = io.CopyN(w, file, size)
 	return nil
 }
@@ -280,14 +301,25 @@ type bridge struct {
 	conns sync.WaitGroup
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. It always accepts, because the SSH connection is
+// blocked until it does. It closes what exceeds the slots.
 func (b *bridge) Accept() (net.Conn, error) {
-	b.slots <- struct{}{}
-	c, err := b.Listener.Accept()
-	if err != nil {
-		<-b.slots
-		return nil, err
+	for {
+		c, err := b.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case b.slots <- struct{}{}:
+			return b.serve(c), nil
+		default:
+			_ = c.Close()
+		}
 	}
+}
+
+// serve returns the server's end of a connection.
+func (b *bridge) serve(c net.Conn) net.Conn {
 	near, far := net.Pipe()
 	end := time.AfterFunc(maxConn, func() { _ = c.Close(); _ = far.Close() })
 	b.conns.Go(func() {
@@ -302,7 +334,7 @@ func (b *bridge) Accept() (net.Conn, error) {
 		_ = c.Close()
 		up.Wait()
 	})
-	return near, nil
+	return near
 }
 
 func (b *bridge) wait() { b.conns.Wait() }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -32,7 +33,7 @@ const maxResult = 100_000
 func New(h ops.Host, version string) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "agent-sessionizer", Title: "agent-sessionizer", Version: version}, &mcp.ServerOptions{Instructions: instructions})
 	sessionTools(s, h)
-	taskTools(s, h, func(ctx context.Context, in taskInput) (ops.TaskPath, error) {
+	taskTools(s, func(context.Context) ops.Host { return h }, longest, func(ctx context.Context, in taskInput) (ops.TaskPath, error) {
 		v, err := ops.FindTask.On(ctx, h, ops.FindTaskRequest{Name: in.Task})
 		return ops.TaskPath{ID: v.ID}, err
 	})
@@ -44,19 +45,31 @@ func New(h ops.Host, version string) *mcp.Server {
 const guestInstructions = `Subtasks are unattended runs of an agent in VMs of their own, on the same repository.
 Each works on a branch agent-ID; agent-guest task fetch ID brings its commits into this checkout.`
 
-// NewForGuest returns a server for the guest of a session, whose tools work on its subtasks.
-// admit is called before each tool, and its error refuses it.
-func NewForGuest(h ops.Host, version string, admit func() error) *mcp.Server {
+// guestCall is what a call of a guest works with. It travels in the context of the call.
+type guestCall struct {
+	host   ops.Host
+	public func(error) error
+}
+
+type guestKey struct{}
+
+// NewForGuest returns a server for the guest of a session, whose tools work on its subtasks, and
+// wait at most for that time. host is called for each message, and its error refuses it. public
+// returns an error as the guest may read it.
+func NewForGuest(version string, wait time.Duration, host func(context.Context) (ops.Host, error), public func(error) error) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "agent-guest", Title: "subtasks", Version: version}, &mcp.ServerOptions{Instructions: guestInstructions})
 	s.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
 		return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
-			if err := admit(); err != nil {
-				return nil, explain(err)
+			h, err := host(ctx)
+			ctx = context.WithValue(ctx, guestKey{}, guestCall{h, public})
+			if err != nil {
+				return nil, explain(ctx, err)
 			}
 			return next(ctx, method, r)
 		}
 	})
-	taskTools(s, h, func(_ context.Context, in taskInput) (ops.TaskPath, error) { return ops.TaskPath{ID: in.Task}, nil })
+	taskTools(s, func(ctx context.Context) ops.Host { return ctx.Value(guestKey{}).(guestCall).host }, wait, //nolint:forcetypeassert // see above
+		func(_ context.Context, in taskInput) (ops.TaskPath, error) { return ops.TaskPath{ID: in.Task}, nil })
 	return s
 }
 
@@ -86,7 +99,7 @@ func addTool[In any](s *mcp.Server, e effect, name, title, about string, do func
 			}()
 			result, err := do(ctx, in)
 			if err != nil {
-				return nil, nil, explain(err)
+				return nil, nil, explain(ctx, err)
 			}
 			text, err := asText(result)
 			if err != nil {
@@ -96,8 +109,12 @@ func addTool[In any](s *mcp.Server, e effect, name, title, about string, do func
 		})
 }
 
-// explain returns an error with its hint, because a model reads only one text.
-func explain(err error) error {
+// explain returns an error with its hint, because a model reads only one text. A guest reads
+// only what is meant for it.
+func explain(ctx context.Context, err error) error {
+	if c, ok := ctx.Value(guestKey{}).(guestCall); ok {
+		err = c.public(err)
+	}
 	if hint := fail.HintOf(err); hint != "" {
 		return fmt.Errorf("%s: %w (hint: %s)", fail.CodeOf(err), err, hint)
 	}

@@ -21,7 +21,7 @@ type (
 	}
 	waitInput struct {
 		taskInput
-		Seconds int `json:"seconds,omitempty" jsonschema:"how long to wait, at most 600; 60 if absent"`
+		Seconds int `json:"seconds,omitempty" jsonschema:"how long to wait, at most 600, or 60 for subtasks; 60 if absent"`
 	}
 	artifactInput struct {
 		taskInput
@@ -29,13 +29,17 @@ type (
 	}
 )
 
-// taskTools adds the tools for tasks. named finds the task that an input means.
-func taskTools(s *mcp.Server, h ops.Host, named func(context.Context, taskInput) (ops.TaskPath, error)) {
+// longest is how long watch_task waits at most.
+const longest = 10 * time.Minute
+
+// taskTools adds the tools for tasks, which perform operations on host and wait at most for that
+// time. named finds the task that an input means.
+func taskTools(s *mcp.Server, host func(context.Context) ops.Host, wait time.Duration, named func(context.Context, taskInput) (ops.TaskPath, error)) {
 	addTool(s, adds, "submit_task", "Submit a task", "Submit a task: an unattended run of an agent in a VM of its own.", func(ctx context.Context, in submitInput) (any, error) {
-		return ops.SubmitTask.On(ctx, h, ops.SubmitRequest{ContentType: "application/yaml", RawBody: []byte(in.Manifest)})
+		return ops.SubmitTask.On(ctx, host(ctx), ops.SubmitRequest{ContentType: "application/yaml", RawBody: []byte(in.Manifest)})
 	})
 	addTool(s, reads, "list_tasks", "List tasks", "List the latest tasks with their states.", func(ctx context.Context, _ noInput) (any, error) {
-		return ops.ListTasks.On(ctx, h, ops.TaskQuery{Limit: 50})
+		return ops.ListTasks.On(ctx, host(ctx), ops.TaskQuery{Limit: 50})
 	})
 	addTool(s, reads, "watch_task", "Watch a task", "Wait until a task has ended, or the time is up, and return its state.", func(ctx context.Context, in waitInput) (any, error) {
 		at, err := named(ctx, in.taskInput)
@@ -44,16 +48,16 @@ func taskTools(s *mcp.Server, h ops.Host, named func(context.Context, taskInput)
 		}
 		limit := time.Minute
 		if in.Seconds > 0 {
-			limit = min(time.Duration(in.Seconds)*time.Second, 10*time.Minute)
+			limit = time.Duration(min(in.Seconds, int(longest.Seconds()))) * time.Second
 		}
-		return AwaitTask(ctx, h, at, limit)
+		return AwaitTask(ctx, host(ctx), at, min(limit, wait))
 	})
 	addTool(s, destroys, "cancel_task", "Cancel a task", "Cancel a task and collect its results so far. Its VM is removed.", func(ctx context.Context, in taskInput) (any, error) {
 		at, err := named(ctx, in)
 		if err != nil {
 			return nil, err
 		}
-		return ops.CancelTask.On(ctx, h, at)
+		return ops.CancelTask.On(ctx, host(ctx), at)
 	})
 	addTool(s, reads, "task_artifacts", "Get a task's artifacts", "List the artifacts of a task, or read one of them, such as its patch.", func(ctx context.Context, in artifactInput) (any, error) {
 		at, err := named(ctx, in.taskInput)
@@ -61,9 +65,9 @@ func taskTools(s *mcp.Server, h ops.Host, named func(context.Context, taskInput)
 			return nil, err
 		}
 		if in.Name == "" {
-			return ops.ListArtifacts.On(ctx, h, at)
+			return ops.ListArtifacts.On(ctx, host(ctx), at)
 		}
-		f, err := h.Read(ctx, ops.File{Task: at.ID, Artifact: in.Name})
+		f, err := host(ctx).Read(ctx, ops.File{Task: at.ID, Artifact: in.Name})
 		if err != nil {
 			return nil, err
 		}

@@ -34,6 +34,9 @@ type Engine struct {
 	// DashboardLink makes a link that logs a browser in as the caller; nil unless this process
 	// serves the API.
 	DashboardLink func(context.Context, Caller) (DashboardLink, error)
+	// Fetch fetches the commits of the guest that submits a subtask, before that is accepted; nil
+	// if the host has them.
+	Fetch func(context.Context) error
 	// Preflight reports why this host cannot run VMs, before one is created.
 	Preflight func(context.Context) error
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
 // File names a file of a task: an artifact, or one of its agent's outputs.
@@ -84,12 +85,22 @@ func (e Engine) Commits(ctx context.Context, id string) (bundle *os.File, err er
 	if s.Status.Base == nil {
 		return nil, fail.New(fail.NotFound, "subtask %s never had a checkout", t.ID).WithHint("agent-guest task show %s", t.ID)
 	}
-	if bundle, err = os.CreateTemp("", "agent-sessionizer-*.bundle"); err != nil {
+	cfg := e.sessions().Config
+	host, err := session.MeasureHost(cfg.Paths.State)
+	if err != nil {
+		return nil, err
+	}
+	space := int64(host.FreeDisk) - int64(cfg.Limits.DiskReserve)
+	if space <= 0 {
+		return nil, fail.New(fail.Host, "not enough disk space for the commits of subtask %s: %v free, the reserve is %v", t.ID, host.FreeDisk, cfg.Limits.DiskReserve).
+			WithHint("df -h %s", host.DiskDir)
+	}
+	if bundle, err = os.CreateTemp(cfg.Paths.State, "agent-sessionizer-*.bundle"); err != nil {
 		return nil, fail.New(fail.Host, "create a bundle: %w", err)
 	}
 	err = os.Remove(bundle.Name()) // it goes with its last descriptor
 	if err == nil {
-		err = repo.Bundle(ctx, bundle, s.Status.Target, s.Name, t.Branch(), s.Status.Base.Commit, maxCommits)
+		err = repo.Bundle(ctx, bundle, s.Status.Target, s.Name, t.Branch(), s.Status.Base.Commit, min(maxCommits, space))
 	}
 	if err == nil {
 		_, err = bundle.Seek(0, io.SeekStart)

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -151,7 +152,7 @@ var (
 		if err != nil {
 			return task.View{}, err
 		}
-		v := t.View()
+		v := e.view(t)
 		if v.Usage, err = e.Tasks.Usage(ctx, t.ID); err != nil {
 			return v, err
 		}
@@ -173,7 +174,7 @@ var (
 		if err != nil {
 			return CancelAnswer{}, err
 		}
-		return CancelAnswer{t.View(), true}, nil
+		return CancelAnswer{e.view(t), true}, nil
 	}}
 
 	DestroyTask = Operation[TaskPath, TaskAnswer]{Spec{
@@ -258,9 +259,17 @@ func listBelow(ctx context.Context, e *Engine, most int) (TaskPage, error) {
 		if err != nil {
 			return page, err
 		}
-		page.Tasks = append(page.Tasks, t.View())
+		page.Tasks = append(page.Tasks, e.view(t))
 	}
 	return page, nil
+}
+
+// view returns a task as the caller may see it.
+func (e *Engine) view(t task.Task) task.View {
+	if e.Caller.Session != "" {
+		return t.GuestView()
+	}
+	return t.View()
 }
 
 func (e *Engine) setDesired(ctx context.Context, id string, desired task.DesiredPhase) (task.Task, error) {
@@ -322,7 +331,7 @@ func submitTask(ctx context.Context, e *Engine, r *SubmitRequest) (TaskAnswer, e
 		path += "?session=" + r.Session
 	}
 	once := r.Once.task(http.MethodPost, path, r.RawBody)
-	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Session: e.Caller.Session, Once: once})
+	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Session: e.Caller.Session, Fetch: e.Fetch, Once: once})
 	return e.submitted(ctx, t, slices.Concat(notices, more), err)
 }
 
@@ -339,9 +348,18 @@ func (e *Engine) submitted(ctx context.Context, t task.Task, notices []string, e
 		return TaskAnswer{}, contentError(err)
 	}
 	if err := e.schedule(ctx); err != nil { // the task is queued, and every command tries again
+		if e.Caller.Session != "" {
+			e.Log.WarnContext(ctx, "failed to start waiting tasks", "error", err)
+			err = errors.New("the host refuses it for now")
+		}
 		notices = append(notices, fmt.Sprintf("the task is queued but could not be started: %v", err))
 	}
-	return TaskAnswer{t.View(), t.ID, true, notices}, nil
+	if e.Caller.Session != "" {
+		for i, n := range notices {
+			notices[i] = task.HidePaths(n)
+		}
+	}
+	return TaskAnswer{e.view(t), t.ID, true, notices}, nil
 }
 
 // TaskWithFiles returns a task whose logs and artifacts still exist.

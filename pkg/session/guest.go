@@ -21,7 +21,10 @@ func (m *Manager) Mirrors() *repo.Mirrors {
 }
 
 // Work is the agents' work in sessions.
-type Work struct{ Sessions *Manager }
+type Work struct {
+	Sessions *Manager
+	ByGuest  bool // a guest asked for it, as often as it likes
+}
 
 // Unsaved asks the guest what work would be lost if the session were destroyed.
 func (w Work) Unsaved(ctx context.Context, s Session, g repo.Guest) (repo.WorkState, error) {
@@ -40,7 +43,11 @@ func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, 
 	if err != nil {
 		return res, err
 	}
-	_, err = w.Sessions.updateStatus(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
+	record := w.Sessions.updateStatus
+	if w.ByGuest {
+		record = w.Sessions.appendFromGuest
+	}
+	_, err = record(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
 	return res, err
 }
 

@@ -36,6 +36,15 @@ func (s *Store) CreateSubtask(ctx context.Context, n Task, text []byte, ev, note
 	})
 }
 
+// Family returns what the admission of a subtask of parent depends on.
+func (s *Store) Family(ctx context.Context, parent, root string) (f Family, err error) {
+	err = s.db.retryBusy(ctx, func() error {
+		f, err = family(ctx, s.db.sql, parent, root)
+		return err
+	})
+	return f, err
+}
+
 func family(ctx context.Context, q queryer, parent, root string) (f Family, err error) {
 	err = q.QueryRowContext(ctx, `SELECT phase, desired FROM tasks WHERE id = ?1 UNION ALL SELECT phase, desired FROM sessions WHERE id = ?1`, parent).
 		Scan(&f.Parent, &f.ParentDesired)

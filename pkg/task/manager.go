@@ -49,6 +49,9 @@ type Submission struct {
 	Restricted bool        // restrict the task as if a client had submitted it
 
 	Session string // whose guest submits it, as a subtask; "" for others
+	// Fetch fetches the commits of that guest, because the manifest names one; nil if the host
+	// has them.
+	Fetch func(context.Context) error
 
 	Once *Once // nil if a repeated request makes another task
 }
@@ -71,6 +74,9 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if o.Session != "" {
 		narrow, d, notices, err := m.descend(ctx, asked, o.Session)
 		if err != nil {
+			return Task{}, nil, err
+		}
+		if err := m.fetch(ctx, asked, d, o.Fetch); err != nil {
 			return Task{}, nil, err
 		}
 		asked, under, narrowed = narrow, &d, notices

@@ -240,6 +240,25 @@ func (d descent) admit(f store.Family) error {
 	return nil
 }
 
+// fetch fetches the commits of the parent's guest, if its subtask names one, and would be
+// admitted.
+func (m *Manager) fetch(ctx context.Context, asked *manifest.Task, d descent, fetch func(context.Context) error) error {
+	if fetch == nil {
+		return nil
+	}
+	if asked.Repository.Commit == "" {
+		return fail.New(fail.Usage, "repository.commit is missing, so there is nothing to fetch").WithHint("agent-guest task submit --commit HEAD")
+	}
+	f, err := m.store().Family(ctx, d.parent, d.root)
+	if err == nil {
+		err = d.admit(f)
+	}
+	if err != nil {
+		return err
+	}
+	return fetch(ctx)
+}
+
 // below counts the subtasks below a task or session, among those of its tree.
 func below(kin []store.Kin, id string) int {
 	in := map[string]bool{id: true}

@@ -1,0 +1,64 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// localGuest is a repo.Guest that runs its commands on this machine.
+type localGuest struct{}
+
+func (localGuest) Run(ctx context.Context, cmd string, st ssh.IO) error {
+	c := exec.CommandContext(ctx, "sh", "-c", cmd)
+	c.Stdin, c.Stdout, c.Stderr = st.Stdin, st.Stdout, st.Stderr
+	return c.Run()
+}
+
+func (g localGuest) Output(ctx context.Context, cmd string, stdin io.Reader, _ int64) ([]byte, error) {
+	var out bytes.Buffer
+	err := g.Run(ctx, cmd, ssh.IO{Stdin: stdin, Stdout: &out})
+	return out.Bytes(), err
+}
+
+// TestGuestCannotFillTheStoreByFetches checks that a fetch that the guest asked for adds an event
+// only within the session's budget.
+func TestGuestCannotFillTheStoreByFetches(t *testing.T) {
+	m := newManager(t)
+	dir, mirror := t.TempDir(), t.TempDir()
+	for _, args := range [][]string{
+		{"init", "--quiet", dir},
+		{"init", "--quiet", "--bare", mirror},
+		{"-C", dir, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet", "--allow-empty", "-m", "a"},
+	} {
+		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
+	}
+	head, err := exec.Command("git", "-C", dir, "rev-parse", "HEAD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := put(t, m, "aaaaaaaaaaaa", "acme/app", Ready, Ready, Status{
+		Dir: dir, Target: repo.Target{Mirror: mirror}, Base: &repo.Base{Commit: strings.TrimSpace(string(head))},
+		Events: store.Budget{Bytes: store.MaxGuestEvents, Dropped: 1},
+	})
+	for _, c := range []struct {
+		byGuest bool
+		want    int
+	}{{true, 0}, {false, 1}} {
+		before, err1 := m.Store.Events(t.Context(), s.ID, store.Oldest, 100)
+		_, err2 := Work{Sessions: m, ByGuest: c.byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir()})
+		after, err3 := m.Store.Events(t.Context(), s.ID, store.Oldest, 100)
+		if err1 != nil || err2 != nil || err3 != nil || len(after)-len(before) != c.want {
+			t.Errorf("Fetch by the guest: %t = %v, %v, %v and %d events, want %d", c.byGuest, err1, err2, err3, len(after)-len(before), c.want)
+		}
+	}
+}
