@@ -122,6 +122,10 @@ secrets:
 		if comm := b.MustIn(name, fmt.Sprintf("cat /proc/%d/comm", blocked.PID)); blocked.Name != "codex" || comm != "codex" {
 			t.Errorf("blocked agent = %+v, comm %q, want codex", blocked, comm)
 		}
+		// Its hook reports the permission before its dialog takes keys.
+		w.until("its dialog", func(g guestproto.Observation) bool {
+			return strings.Contains(strings.Join(g.Screen, "\n"), "Would you like to run")
+		})
 		typed("Escape")
 		w.leaves("Esc")
 		testCodexAnswers(t, b, name, w, say)
