@@ -175,7 +175,7 @@ func TestMCPGone(t *testing.T) {
 	testenv.WaitFor(t, "the call's stream", func() bool { return !isFree() })
 	cancel()
 	if err := <-ended; err == nil {
-		t.Error("watch_task of a task that waits = nil, want that it does not ends before its client")
+		t.Error("watch_task of a task that waits = nil, want that it waits")
 	}
 	testenv.WaitFor(t, "the end of the call", isFree)
 }
