@@ -3,6 +3,9 @@ package cli
 import (
 	"context"
 	"log/slog"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/imagecmd"
@@ -37,13 +40,18 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 	}
 	mirrors := m.Mirrors()
 	mirrors.Log = log
+	// A guest decides how often its agents change, and so must not decide how often its user is
+	// notified.
+	notices := rate.NewLimiter(rate.Every(10*time.Second), 30)
 	return &session.Worker{
 		Sessions: m, Driver: driver, Golden: maker,
 		Mirrors: mirrors, Log: log, Redact: a.Redact,
 		Phase: func(ctx context.Context, _ session.Session) { sessioncmd.PushStatus(ctx, h) },
 		Attention: func(ctx context.Context, s session.Session) {
 			sessioncmd.PushStatus(ctx, h)
-			sessioncmd.Notify(ctx, m, s)
+			if notices.Allow() {
+				sessioncmd.Notify(ctx, m, s)
+			}
 		},
 		Budget: func(ctx context.Context, s session.Session, n gateway.BudgetNote) {
 			sessioncmd.NotifyBudget(ctx, m, s, n)

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
@@ -32,7 +30,6 @@ type gatewayQuestions struct {
 	w        *Worker
 	settings func() *config.Config // as they are now
 	waits    bool                  // a question may wait
-	notices  *rate.Limiter         // limits desktop notifications, which a guest causes
 }
 
 // watchGateway asks the user what the gateway wants to know, until ctx ends. settings returns
@@ -42,7 +39,7 @@ func (w *Worker) watchGateway(ctx context.Context, s Session, settings func() *c
 		return
 	}
 	// A question that an earlier keeper asked may wait.
-	q := gatewayQuestions{w: w, settings: settings, waits: true, notices: rate.NewLimiter(rate.Every(30*time.Second), 10)}
+	q := gatewayQuestions{w: w, settings: settings, waits: true}
 	tick := time.NewTicker(gatewayAskedEvery)
 	defer tick.Stop()
 	logged := ""
@@ -177,7 +174,7 @@ func (q *gatewayQuestions) record(ctx context.Context, s Session, waiting []stor
 		return nil
 	}
 	s, err := q.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Held = now })
-	if err == nil && q.w.Attention != nil && (now == nil || q.notices.Allow()) {
+	if err == nil && q.w.Attention != nil {
 		q.w.Attention(ctx, s)
 	}
 	return err
