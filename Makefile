@@ -84,7 +84,7 @@ vm: guest ## the driver's suite and the built image, on real VMs
 
 e2e: guest web
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
-	go test -tags e2e -count=1 -timeout 60m -v ./test/e2e/...
+	go test -tags e2e -count=1 -timeout 75m -v ./test/e2e/...
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
