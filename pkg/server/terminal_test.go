@@ -27,7 +27,7 @@ func (r *rig) tmux(id string) (do func(args ...string) string) {
 	t := r.t
 	t.Helper()
 	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not installed")
+		t.Fatal("tmux is needed: apt install tmux")
 	}
 	r.vm(id)
 	sockets := filepath.Join(r.root(id), "tmp")

@@ -53,8 +53,8 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 	}}, nil
 }
 
-// watchAccess calls cancel when who may no longer use a guest, or the server ends: a token may
-// be removed, and a dashboard's user may log out. It ends with ctx.
+// watchAccess calls cancel when who no longer has the scope need, or the server ends: a token
+// may be removed, and a dashboard's user may log out. It ends with ctx.
 func (s *Server) watchAccess(ctx context.Context, cancel func(), who principal, need ops.Scope) {
 	tick := time.NewTicker(s.limits.Beat)
 	defer tick.Stop()
