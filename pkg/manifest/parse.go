@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -140,8 +139,6 @@ func (d *decoder) agent(doc *document) {
 	}
 }
 
-var variable = regexp.MustCompile(variableRE)
-
 // secrets checks the form of the references; package secret checks the rest.
 func (d *decoder) secrets(t *Task) {
 	seen := map[string]bool{}
@@ -161,7 +158,7 @@ func (d *decoder) secrets(t *Task) {
 			continue
 		}
 		switch {
-		case s.Source == "env" && !variable.MatchString(s.Key):
+		case s.Source == "env" && rules["variable"].broken(s.Key) != "":
 			d.Bad(key, at+"key", "must be the name of an environment variable")
 		case (s.Source == "file" || s.Source == "age") && !strings.HasPrefix(s.Key, "/") && !strings.HasPrefix(s.Key, "~/"):
 			d.Bad(key, at+"key", "must be a file path that begins with / or ~/")

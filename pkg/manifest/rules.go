@@ -5,6 +5,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/bmatcuk/doublestar/v4"
@@ -20,7 +21,7 @@ type rule struct {
 	is      string              // describes a valid text, for the error
 	wrong   func(string) string // returns other problems, which a schema cannot express
 
-	re *regexp.Regexp
+	re func() *regexp.Regexp // the compiled pattern; most commands never need it
 }
 
 const (
@@ -31,7 +32,6 @@ const (
 	maxPath     = 1024
 	maxGlob     = 512
 	maxKey      = 4096
-	variableRE  = `^[A-Za-z_][A-Za-z0-9_]{0,127}$`
 	notBlankRE  = `\S`
 	hexOfCommit = `^[0-9A-Fa-f]{4,64}$`
 )
@@ -49,7 +49,7 @@ var rules = compiled(map[string]*rule{
 	"model":        {pattern: `^[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,127}$`, is: "a model name"},
 	"tool":         {pattern: `^[A-Za-z][A-Za-z0-9_-]{0,127}$`, is: "a tool name, such as Bash or mcp__server__tool"},
 	"argument":     {max: maxPrompt, lines: true},
-	"variable":     {pattern: variableRE, is: "the name of an environment variable: at most 128 letters, digits and _"},
+	"variable":     {pattern: `^[A-Za-z_][A-Za-z0-9_]{0,127}$`, is: "the name of an environment variable: at most 128 letters, digits and _"},
 	"value":        {max: maxValue, lines: true},
 	"word":         {pattern: notBlankRE, max: 100, is: "a name that is not blank"},
 	"session":      {pattern: `^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`, is: "a session: its name, its id, or the start of its id"},
@@ -64,7 +64,7 @@ var rules = compiled(map[string]*rule{
 
 func compiled(rules map[string]*rule) map[string]*rule {
 	for _, r := range rules {
-		r.re = regexp.MustCompile(r.pattern)
+		r.re = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(r.pattern) })
 	}
 	return rules
 }
@@ -93,7 +93,7 @@ func (r *rule) broken(s string) string {
 			return fmt.Sprintf("contains an invisible character, U+%04X; remove it", c)
 		}
 	}
-	if !r.re.MatchString(s) {
+	if !r.re().MatchString(s) {
 		return "must be " + r.is
 	}
 	if r.wrong != nil {

@@ -61,7 +61,8 @@ func TestTags(t *testing.T) {
 		}
 	}
 	walk("", reflect.TypeFor[document]())
-	for name := range rules {
+	for name, r := range rules {
+		r.re() // panics if the pattern is not a regular expression
 		if !used[name] {
 			t.Errorf("rule %q is used by no field, want it used", name)
 		}
