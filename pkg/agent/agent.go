@@ -30,6 +30,9 @@ func Command(a manifest.Agent) []string {
 		argv = option(argv, "--tools", strings.Join(a.AllowedTools, ","))
 		return append(argv, "--print", "--", a.Prompt)
 	case manifest.Codex:
+		if a.Permissions == manifest.AskPermissions { // codex exec cannot ask
+			return append(option([]string{"agent-guest", "codex"}, "--model", a.Model), "--", a.Prompt)
+		}
 		argv := []string{"codex", "exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"}
 		argv = option(argv, "--model", a.Model)
 		return append(argv, "--", a.Prompt)

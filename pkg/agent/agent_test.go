@@ -49,6 +49,11 @@ func TestCommand(t *testing.T) {
 			[]string{"codex", "exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--model", "gpt-5", "--", "--help"},
 		},
 		{
+			"codex that asks",
+			manifest.Agent{Kind: manifest.Codex, Prompt: "--help", Model: "gpt-5", Permissions: manifest.AskPermissions},
+			[]string{"agent-guest", "codex", "--model", "gpt-5", "--", "--help"},
+		},
+		{
 			"command",
 			manifest.Agent{Kind: manifest.Command, Prompt: "not an argument", Command: []string{"make", "-j2", ""}},
 			[]string{"make", "-j2", ""},
@@ -162,6 +167,15 @@ func TestReal(t *testing.T) {
 			agent.Progress{
 				Usage: agent.Usage{Turns: 1}, Thread: "01a20003-316c-7ba1-8760-b7f5844f508c",
 				Error: "{\"error\": {\"message\": \"no such model\", \"type\": \"invalid_request_error\", \"code\": \"x\"}}",
+			},
+		},
+		{
+			"codex-0.169.0-asked.jsonl", manifest.Codex,
+			"error||Model metadata for `gpt-5.1-codex` not found. Defaulting to fallback metadata; this can degrade performance and cause issues.\n" +
+				"tool|shell|/bin/bash -lc 'touch made'\nmessage||All done.\nresult||All done.\n",
+			agent.Progress{
+				Usage:     agent.Usage{Turns: 1, InputTokens: 80, OutputTokens: 40, CacheReadTokens: 120},
+				ToolCalls: 1, Thread: "01a21090-bfd4-7e71-96c3-4a594b626984", Result: "All done.",
 			},
 		},
 	} {
@@ -290,6 +304,33 @@ result||The loop began at 1; it begins at 0 now.
 	}
 	if diff := cmp.Diff(wantProgress, r.Progress()); diff != "" {
 		t.Errorf("Progress() after codex.jsonl mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// TestCodexSubagent checks that a subagent's turn, tokens and messages do not count as the
+// agent's, but that its tool calls are shown.
+func TestCodexSubagent(t *testing.T) {
+	r := agent.NewParser(manifest.Codex, agent.Progress{Thread: "of an earlier run"})
+	changes := r.Feed([]byte(`{"method":"thread/started","params":{"thread":{"id":"T","parentThreadId":null}}}
+{"method":"turn/started","params":{"threadId":"T"}}
+{"method":"thread/started","params":{"thread":{"id":"S","parentThreadId":"T"}}}
+{"method":"turn/started","params":{"threadId":"S"}}
+{"method":"item/started","params":{"threadId":"S","item":{"id":"i","type":"fileChange","changes":[{"path":"a"}]}}}
+{"method":"item/completed","params":{"threadId":"S","item":{"id":"j","type":"agentMessage","text":"for the agent"}}}
+{"method":"thread/tokenUsage/updated","params":{"threadId":"S","tokenUsage":{"total":{"inputTokens":9}}}}
+{"method":"turn/completed","params":{"threadId":"S","turn":{"status":"completed"}}}
+{"method":"thread/tokenUsage/updated","params":{"threadId":"T","tokenUsage":{"total":{"inputTokens":5,"outputTokens":1}}}}
+{"method":"error","params":{"threadId":"T","error":{"message":"no connection"},"willRetry":true}}
+{"method":"turn/completed","params":{"threadId":"T","turn":{"status":"failed","error":{"message":"no credit"}}}}
+`))
+	if diff := cmp.Diff("tool|file_change|a\nerror||no connection\nerror||no credit\n", told(changes)); diff != "" {
+		t.Errorf("changes reported with a subagent (-want +got):\n%s", diff)
+	}
+	got := r.Progress()
+	want := agent.Progress{Usage: agent.Usage{Turns: 1, InputTokens: 5, OutputTokens: 1}, ToolCalls: 1, Thread: "T", Error: "no credit"}
+	want.Run, want.Offset = want.Usage, got.Offset
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Progress() with a subagent (-want +got):\n%s", diff)
 	}
 }
 

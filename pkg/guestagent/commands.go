@@ -15,6 +15,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/boot"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/codexrun"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/netguard"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/observe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/secrets"
@@ -46,6 +47,7 @@ type options struct {
 	ask    observe.AskOptions
 	output taskrun.Offsets
 	home   homeOptions
+	codex  codexrun.Options
 }
 
 // call is one use of a command.
@@ -105,6 +107,12 @@ func commands() []command {
 		}, func(ctx context.Context, c *call) error {
 			frugal()
 			return observe.Ask(ctx, c.guest, c.args[0], c.ask, c.out)
+		}},
+		{"codex", "[--model MODEL] PROMPT", "run Codex unattended, and pass its questions to the host's user", 1, func(f *flag.FlagSet, o *options) {
+			f.StringVar(&o.codex.Model, "model", "", "")
+		}, func(ctx context.Context, c *call) error {
+			frugal()
+			return codexrun.Run(ctx, c.guest, c.codex, c.args[0], c.out, c.errs)
 		}},
 		{"prompt", "", "type a text (stdin) into the running agent", 0, nil, func(ctx context.Context, c *call) error {
 			return observe.Prompt(ctx, c.guest, c.in)

@@ -86,7 +86,7 @@ type Agent struct {
 	Model        string            `json:"model,omitempty" like:"model" doc:"The model; the agent's own choice when omitted. Not for command."`
 	MaxTurns     int               `json:"max_turns,omitempty" min:"1" max:"10000" doc:"The number of turns after which claude stops; 100 when omitted. Only for claude."`
 	AllowedTools []string          `json:"allowed_tools,omitempty" max:"100" like:"tool" doc:"The tools that claude has; all when omitted. Only for claude."`
-	Permissions  Permissions       `json:"permissions,omitempty" enum:"bypass|ask" doc:"bypass: the agent may use every tool, as when omitted. ask: it asks for permissions, which wait for an answer. Only for claude."`
+	Permissions  Permissions       `json:"permissions,omitempty" enum:"bypass|ask" doc:"bypass: the agent may use every tool, as when omitted. ask: it asks for permissions, which wait for an answer. Only for claude and codex."`
 	Command      []string          `json:"command,omitempty" max:"256" like:"argument" doc:"Program and arguments; no shell runs unless you name one. Only for command, which requires it. The program finds the prompt in TASK.md."`
 	Env          map[string]string `json:"env,omitempty" max:"64" keys:"variable" like:"value" quiet:"true" doc:"Environment variables of the agent. Credentials belong in secrets."`
 }

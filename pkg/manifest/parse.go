@@ -128,11 +128,11 @@ func (d *decoder) agent(doc *document) {
 	case Codex:
 		needs("prompt")
 		only("command", "command")
-		only("claude", "max_turns", "allowed_tools", "permissions")
+		only("claude", "max_turns", "allowed_tools")
 	case Command:
 		needs("command")
-		only("claude and codex", "model")
-		only("claude", "max_turns", "allowed_tools", "permissions")
+		only("claude and codex", "model", "permissions")
+		only("claude", "max_turns", "allowed_tools")
 		if n := d.inSession["agent.command"]; n != nil && n.Kind == strictyaml.List && (len(a.Command) == 0 || a.Command[0] == "") {
 			d.Bad(n, "agent.command", "must begin with a program")
 		}

@@ -78,7 +78,7 @@ func Schema() []byte {
 	i := slices.IndexFunc(s.Properties, func(p property) bool { return p.name == "agent" })
 	s.Properties[i].AllOf = []*schema{
 		whenKind(Claude, []string{"prompt"}, "command"),
-		whenKind(Codex, []string{"prompt"}, "command", "max_turns", "allowed_tools", "permissions"),
+		whenKind(Codex, []string{"prompt"}, "command", "max_turns", "allowed_tools"),
 		whenKind(Command, []string{"command"}, "model", "max_turns", "allowed_tools", "permissions"),
 	}
 	s.If = &schema{Properties: properties{{"vm", &schema{Required: []string{"session"}}}}, Required: []string{"vm"}}

@@ -182,16 +182,34 @@ func (a *attention) blocks() {
 	})
 }
 
-// testTaskAsks answers a permission of a task's Claude Code.
-func testTaskAsks(t *testing.T, b *box, name string) {
-	b.MustIn(name, "rm -f made-by-the-agent")
-	b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nclaude: {prompt: RUNBASH, permissions: ask}\n")
-	id := strings.TrimSpace(b.Asz("task", "submit", "-f", "asks.yaml"))
-	q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
-	b.Asz("answer", q.ID, "allow")
-	b.answered(q.ID, "allow", store.QuestionDelivered)
-	b.until(id, "COMPLETED")
-	b.MustIn(name, "test -e made-by-the-agent")
+// testTaskAsks answers permissions of tasks' agents: of Claude Code through its hook, of Codex
+// through its app server.
+func testTaskAsks(t *testing.T, b *box, name string, m *model) {
+	b.Write("provider", fmt.Sprintf(`model_provider = "pretend"
+model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%d/v1", wire_api="responses", env_key="ANTHROPIC_AUTH_TOKEN"}
+`, m.port))
+	b.Asz("cp", "provider", name+":/tmp/provider")
+	b.MustIn(name, "cd ~/.codex && cat config.toml >>/tmp/provider && cp /tmp/provider config.toml")
+	for _, c := range []struct{ agent, more, answer, made string }{
+		{"claude", "", "allow", "test -e made-by-the-agent"},
+		{"codex", ", model: gpt-5.1-codex", "allow", "test -e made-by-the-agent"},
+		{"codex", ", model: gpt-5.1-codex", "list the directory first", "test ! -e made-by-the-agent"},
+	} {
+		b.MustIn(name, "rm -f made-by-the-agent")
+		b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nagent: {kind: "+c.agent+", prompt: RUNBASH, permissions: ask"+c.more+"}\n")
+		id := strings.TrimSpace(b.Asz("task", "submit", "-f", "asks.yaml"))
+		q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
+		if q.Agent != c.agent {
+			t.Errorf("question = %+v, want one of %s", q, c.agent)
+		}
+		b.Asz("answer", q.ID, c.answer)
+		b.answered(q.ID, c.answer, store.QuestionDelivered)
+		b.until(id, "COMPLETED")
+		b.MustIn(name, c.made)
+		if got := b.Asz("task", "show", id); !strings.Contains(got, "All done.") {
+			t.Errorf("task show of %s = %s, want the agent's answer", c.agent, got)
+		}
+	}
 }
 
 // testMCP runs Claude Code on the host, which uses a session through our tools. The program

@@ -134,7 +134,7 @@ secrets:
 		b.MustIn(name, "pkill -KILL -u agent -x codex")
 		w.agent(guestproto.AgentGone, "")
 	})
-	t.Run("a task that asks", func(t *testing.T) { testTaskAsks(t, b, name) })
+	t.Run("a task that asks", func(t *testing.T) { testTaskAsks(t, b, name, m) })
 	t.Run("tools for an agent on the host", func(t *testing.T) { testMCP(t, b, name, m) })
 	t.Run("a bell", func(t *testing.T) {
 		b.MustIn(name, `tmux send-keys -t agent:scratch "printf '\\a'" Enter`)

@@ -114,6 +114,21 @@ func (q question) await(ctx context.Context, g sys.Guest, asker sys.Process) (an
 	}
 }
 
+// Await asks the host's user a question for this process, and waits for the answer. ok is false
+// if the question ends without one.
+func Await(ctx context.Context, g sys.Guest, q guestproto.Question) (answer string, ok bool, err error) {
+	self, ok := sys.ProcessAt(os.Getpid())
+	if !ok {
+		return "", false, errors.New("cannot read /proc")
+	}
+	raised, err := question{Question: q}.raise(g, self)
+	if err != nil {
+		return "", false, err
+	}
+	answer, ok = raised.await(ctx, g, self)
+	return answer, ok, nil
+}
+
 // AskOptions describe a script's question.
 type AskOptions struct{ Choices []string }
 
@@ -125,19 +140,14 @@ func Ask(ctx context.Context, g sys.Guest, text string, o AskOptions, out io.Wri
 	if !g.Fake && os.Geteuid() == 0 {
 		return fail.New(fail.Usage, "ask: must not run as root, whose files the agent's user cannot read")
 	}
-	self, ok := sys.ProcessAt(os.Getpid())
-	if !ok {
-		return fail.New(fail.Host, "ask: cannot read /proc")
-	}
-	q := question{Question: guestproto.Question{Kind: guestproto.AskText, Text: text, Choices: o.Choices, Only: len(o.Choices) > 0}}
+	q := guestproto.Question{Kind: guestproto.AskText, Text: text, Choices: o.Choices, Only: len(o.Choices) > 0}
 	if q.Only {
 		q.Kind = guestproto.AskChoice
 	}
-	q, err := q.raise(g, self)
+	answer, ok, err := Await(ctx, g, q)
 	if err != nil {
 		return fail.New(fail.Host, "ask: %w", err)
 	}
-	answer, ok := q.await(ctx, g, self)
 	if !ok {
 		return fail.New(fail.Interrupted, "ask: the question ended without an answer")
 	}
@@ -249,25 +259,15 @@ func (e event) question(name string, agent sys.Process) question {
 	tool := e.text("tool_name")
 	q := guestproto.Question{Kind: guestproto.AskPermission, Agent: name, Tool: tool, Text: tool}
 	var input struct {
-		Plan      string             `json:"plan"`
-		Questions []choiceOfQuestion `json:"questions"`
+		Plan      string   `json:"plan"`
+		Questions []Choice `json:"questions"`
 	}
 	_ = json.Unmarshal(e["tool_input"], &input) // what has another type is not a question
 	switch {
 	case tool == "ExitPlanMode":
 		q.Kind, q.Text = guestproto.AskPlan, cmp.Or(input.Plan, "the plan")
-	case len(input.Questions) == 1:
-		q.Kind, q.Text, q.Choices = guestproto.AskChoice, input.Questions[0].Question, input.Questions[0].labels()
-	case len(input.Questions) > 1:
-		q.Kind, q.Parts = guestproto.AskChoice, len(input.Questions)
-		var text strings.Builder
-		for i, one := range input.Questions {
-			fmt.Fprintf(&text, "%d. %s\n", i+1, one.Question)
-			for _, label := range one.labels() {
-				fmt.Fprintf(&text, "   - %s\n", label)
-			}
-		}
-		q.Text = text.String()
+	case len(input.Questions) > 0:
+		q = AskChoices(q, input.Questions)
 	default:
 		if _, what := e.toolUse(); what != "" {
 			q.Text = tool + ": " + what
@@ -278,19 +278,47 @@ func (e event) question(name string, agent sys.Process) question {
 	return question{Question: q, AgentPID: agent.PID}
 }
 
-// choiceOfQuestion is one question of Claude Code's tool AskUserQuestion.
-type choiceOfQuestion struct {
+// Choice is one question that an agent asks with choices.
+type Choice struct {
 	Question string `json:"question"`
 	Options  []struct {
 		Label string `json:"label"`
 	} `json:"options"`
 }
 
-func (c choiceOfQuestion) labels() (labels []string) {
+func (c Choice) labels() (labels []string) {
 	for _, o := range c.Options {
 		labels = append(labels, o.Label)
 	}
 	return labels
+}
+
+// AskChoices makes q ask one or several questions with choices.
+func AskChoices(q guestproto.Question, ask []Choice) guestproto.Question {
+	q.Kind = guestproto.AskChoice
+	if len(ask) == 1 {
+		q.Text, q.Choices = ask[0].Question, ask[0].labels()
+		return q
+	}
+	q.Parts = len(ask)
+	var text strings.Builder
+	for i, one := range ask {
+		fmt.Fprintf(&text, "%d. %s\n", i+1, one.Question)
+		for _, label := range one.labels() {
+			fmt.Fprintf(&text, "   - %s\n", label)
+		}
+	}
+	q.Text = text.String()
+	return q
+}
+
+// SplitAnswer returns the answers to the first of so many questions.
+func SplitAnswer(answer string, questions int) []string {
+	if questions < 2 {
+		return []string{answer}[:questions]
+	}
+	lines := strings.Split(answer, "\n")
+	return lines[:min(len(lines), questions)]
 }
 
 // decideForClaude writes the answer to a question in the form in which Claude Code takes the
@@ -319,20 +347,16 @@ func (e event) decideForClaude(q question, answer string, out io.Writer) error {
 // answered returns the input of the tool AskUserQuestion with the answers, one per line.
 func (e event) answered(answer string) (map[string]json.RawMessage, error) {
 	var input map[string]json.RawMessage
-	var questions []choiceOfQuestion
+	var questions []Choice
 	if err := json.Unmarshal(e["tool_input"], &input); err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(input["questions"], &questions); err != nil {
 		return nil, err
 	}
-	lines := []string{answer}
-	if len(questions) > 1 {
-		lines = strings.Split(answer, "\n")
-	}
 	answers := map[string]string{}
-	for i, one := range questions[:min(len(questions), len(lines))] {
-		answers[one.Question] = lines[i]
+	for i, text := range SplitAnswer(answer, len(questions)) {
+		answers[questions[i].Question] = text
 	}
 	text, err := json.Marshal(answers)
 	input["answers"] = text
