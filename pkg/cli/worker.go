@@ -40,18 +40,14 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 	}
 	mirrors := m.Mirrors()
 	mirrors.Log = log
-	// A guest decides how often its agents change, and so must not decide how often its user is
-	// notified.
-	notices := rate.NewLimiter(rate.Every(10*time.Second), 30)
+	notify := seldom(func(ctx context.Context, s session.Session) { sessioncmd.Notify(ctx, m, s) })
 	return &session.Worker{
 		Sessions: m, Driver: driver, Golden: maker,
 		Mirrors: mirrors, Log: log, Redact: a.Redact,
 		Phase: func(ctx context.Context, _ session.Session) { sessioncmd.PushStatus(ctx, h) },
 		Attention: func(ctx context.Context, s session.Session) {
 			sessioncmd.PushStatus(ctx, h)
-			if notices.Allow() {
-				sessioncmd.Notify(ctx, m, s)
-			}
+			notify(ctx, s)
 		},
 		Budget: func(ctx context.Context, s session.Session, n gateway.BudgetNote) {
 			sessioncmd.NotifyBudget(ctx, m, s, n)
@@ -75,7 +71,7 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 					}
 					g, err := guest(ctx)
 					if err == nil {
-						_, err = session.Work{Sessions: m, ByGuest: true}.Fetch(ctx, cur, g, "", repo.FetchOptions{MaxBytes: 1 << 30, TempDir: m.Config.Paths.Cache})
+						_, err = session.Work{Sessions: m, ByGuest: true}.Fetch(ctx, cur, g, "", repo.FetchOptions{TempDir: m.Config.Paths.Cache})
 					}
 					return err
 				},
@@ -88,6 +84,20 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 			return tmux.Client{Socket: s.Status.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
 		},
 	}, nil
+}
+
+// noticesAtOnce is how many notifications of a session follow each other without a limit.
+const noticesAtOnce = 30
+
+// seldom drops calls beyond one in ten seconds on average: a guest decides how often its agents
+// change, and so must not decide how often its user is notified.
+func seldom(notify func(context.Context, session.Session)) func(context.Context, session.Session) {
+	limit := rate.NewLimiter(rate.Every(10*time.Second), noticesAtOnce)
+	return func(ctx context.Context, s session.Session) {
+		if limit.Allow() {
+			notify(ctx, s)
+		}
+	}
 }
 
 // taskWorker returns what does the work of a task.

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -152,13 +153,13 @@ func commands() []command {
 		{"task signal", "ID/ATTEMPT TERM|KILL", "send a signal to the agent's processes, print its state", 2, nil, onAttempt(func(_ context.Context, c *call, a taskrun.Attempt) error {
 			return a.Signal(c.args[1], c.out)
 		})},
-		{"task artifacts", "ID [--get NAME]", "list a subtask's artifacts, or print one (with ID/ATTEMPT: collect results)", variadic, nil, func(ctx context.Context, c *call) error {
+		{"task artifacts", "ID [--json] [--get NAME]", "list a subtask's artifacts, or print one (with ID/ATTEMPT: collect results)", variadic, nil, func(ctx context.Context, c *call) error {
 			if len(c.args) != 1 || !strings.Contains(c.args[0], "/") {
 				return subtask.Artifacts(ctx, c.guest, c.args, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
 			}
 			return onAttempt(func(ctx context.Context, c *call, a taskrun.Attempt) error { return a.Collect(ctx, c.in, c.out) })(ctx, c)
 		}},
-		{"task submit", "--prompt TEXT | -f FILE | -- COMMAND…", "submit a subtask, print its id", variadic, nil, onHost(subtask.Submit)},
+		{"task submit", "[--name N] [--agent claude|codex] [--model M] [--branch B] [--commit C] [--key K] --prompt TEXT | -f FILE | -- COMMAND…", "submit a subtask, print its id", variadic, nil, onHost(subtask.Submit)},
 		{"task list", "[--json]", "list the subtasks", variadic, nil, onHost(subtask.List)},
 		{"task show", "ID", "print a subtask as JSON", variadic, nil, onHost(subtask.Show)},
 		{"task wait", "[--timeout D] ID…", "wait until subtasks have ended", variadic, nil, onHost(subtask.Wait)},
@@ -202,19 +203,55 @@ func commands() []command {
 	}
 }
 
-func usage() string {
+// forAgents lists the commands for agents and scripts. The others are for the host, services
+// and hooks.
+var forAgents = []string{"ask", "task submit", "task list", "task show", "task wait", "task artifacts", "task fetch", "task cancel", "mcp"}
+
+// usage describes the commands for agents, only those that begin with a word unless it is "".
+func usage(word string) string {
 	var text strings.Builder
 	text.WriteString("usage: agent-guest COMMAND\n")
-	for _, c := range commands() {
-		fmt.Fprintf(&text, "  %-38s %s\n", strings.TrimSpace(c.name+" "+c.args), c.help)
+	all := commands()
+	for _, name := range forAgents {
+		if i := slices.IndexFunc(all, func(c command) bool { return c.name == name }); word == "" || strings.HasPrefix(name, word+" ") {
+			text.WriteString(all[i].usage())
+		}
 	}
 	return text.String()
+}
+
+// fullUsage describes all commands.
+func fullUsage() string {
+	var text strings.Builder
+	text.WriteString(usage("") + "for the host, services and hooks:\n")
+	for _, c := range commands() {
+		if !slices.Contains(forAgents, c.name) {
+			text.WriteString(c.usage())
+		}
+	}
+	return text.String()
+}
+
+func (c command) usage() string {
+	use := strings.TrimSpace(c.name + " " + c.args)
+	if len(use) > 38 {
+		use += "\n" + strings.Repeat(" ", 40)
+	}
+	return fmt.Sprintf("  %-38s %s\n", use, c.help)
 }
 
 // dispatch runs the command that args begin with.
 func dispatch(ctx context.Context, args []string, c *call) error {
 	if len(args) == 0 {
-		return fail.New(fail.Usage, "no command\n%s", usage())
+		return fail.New(fail.Usage, "no command\n%s", usage(""))
+	}
+	switch {
+	case isHelp(args[0]):
+		_, err := io.WriteString(c.out, fullUsage())
+		return err
+	case args[0] == "task" && (len(args) == 1 || isHelp(args[1])):
+		_, err := io.WriteString(c.out, usage("task"))
+		return err
 	}
 	for _, cmd := range commands() {
 		words := strings.Fields(cmd.name)
@@ -229,17 +266,23 @@ func dispatch(ctx context.Context, args []string, c *call) error {
 				cmd.flags(flags, &c.options)
 			}
 			if err := flags.Parse(c.args); err != nil {
-				return fail.New(fail.Usage, "%s: %w\n%s", cmd.name, err, usage())
+				return fail.New(fail.Usage, "%s: %w\nusage: agent-guest\n%s", cmd.name, err, cmd.usage())
 			}
 			c.args = flags.Args()
 		}
 		if cmd.takes != variadic && len(c.args) != cmd.takes {
-			return fail.New(fail.Usage, "%s: takes %d arguments\n%s", cmd.name, cmd.takes, usage())
+			return fail.New(fail.Usage, "%s: takes %d arguments\nusage: agent-guest\n%s", cmd.name, cmd.takes, cmd.usage())
 		}
 		return cmd.run(ctx, c)
 	}
-	return fail.New(fail.Usage, "unknown command %q\n%s", guestproto.Clean(strings.Join(args[:min(len(args), 2)], " ")), usage())
+	word := ""
+	if args[0] == "task" {
+		word = args[0]
+	}
+	return fail.New(fail.Usage, "unknown command %q\n%s", guestproto.Clean(strings.Join(args[:min(len(args), 2)], " ")), usage(word))
 }
+
+func isHelp(arg string) bool { return slices.Contains([]string{"help", "-h", "--help"}, arg) }
 
 // onHost runs a command that asks the host.
 func onHost(run func(context.Context, sys.Guest, []string, subtask.IO) error) func(context.Context, *call) error {

@@ -162,6 +162,7 @@ func (s *Server) engine(ctx context.Context, authorization string) (e ops.Engine
 	if subtle.ConstantTimeCompare([]byte(hex.EncodeToString(sum[:])), []byte(row.TokenSHA256)) != 1 {
 		return e, fail.New(fail.Policy, "%w", errToken).WithHint("run agent-guest as the user whose session this is")
 	}
+	e.Fetch = s.fetch // a manifest can name a commit that only the guest has
 	return e.As(ops.Guest(s.Session)), nil
 }
 
@@ -186,9 +187,6 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, e ops.Engine) er
 	key := r.Header.Get("Idempotency-Key")
 	if len(key) > 255 {
 		return fail.New(fail.Usage, "Idempotency-Key must have at most 255 characters").WithHint("agent-guest task submit")
-	}
-	if r.Header.Get("X-Fetch") != "" { // the manifest names a commit that only the guest has
-		e.Fetch = s.fetch
 	}
 	return answer(w)(ops.SubmitTask.On(r.Context(), e, ops.SubmitRequest{
 		Once: ops.Once{Key: key}, Name: "manifest", ContentType: "application/yaml", RawBody: body,

@@ -34,12 +34,11 @@ func TestFetchesAreLimited(t *testing.T) {
 		return nil
 	}
 	submit := func(text string, header ...string) (int, string) {
-		w := request(s, token+"a", "POST", "/tasks", text, append(header, "X-Fetch", "1")...)
+		w := request(s, token+"a", "POST", "/tasks", text, header...)
 		return w.Code, w.Body.String()
 	}
 	for text, want := range map[string]int{
-		"{":      400,
-		manifest: 400, // names no commit
+		"{": 400,
 		strings.Replace(withCommit, "kind: Task", "kind: Task, vm: {cpus: 64}", 1): 403,
 	} {
 		if code, body := submit(text); code != want || fetches != 0 {

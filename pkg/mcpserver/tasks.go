@@ -17,7 +17,7 @@ type (
 		Manifest string `json:"manifest" jsonschema:"YAML or JSON; see GET /api/v1/manifest/schema or docs/tasks.md"`
 	}
 	taskInput struct {
-		Task string `json:"task" jsonschema:"a task's id, the start of it, or its name"`
+		Task string `json:"task" jsonschema:"a task's id, as submit_task returns it"`
 	}
 	waitInput struct {
 		taskInput

@@ -86,7 +86,7 @@ var (
 			return n, err
 		}
 		n.Enforced = s.Spec.Enforced
-		if n.Policy, err = (session.Net{Sessions: e.sessions()}).Policy(s); err != nil || !n.Enforced {
+		if n.Policy, err = (session.Net{Sessions: e.sessions()}).Policy(ctx, s); err != nil || !n.Enforced {
 			return n, err
 		}
 		if g, err := e.sessions().Gateway(s).Status(ctx); err != nil {
@@ -132,7 +132,7 @@ var (
 		if err != nil {
 			return Explanations{}, err
 		}
-		return e.explain(s, r.Target)
+		return e.explain(ctx, s, r.Target)
 	}}
 
 	ListDenials = Operation[DenialQuery, DenialList]{Spec{
@@ -177,8 +177,8 @@ var (
 	}}
 )
 
-func (e *Engine) explain(s session.Session, target string) (found Explanations, err error) {
-	p, err := session.Net{Sessions: e.sessions()}.Policy(s)
+func (e *Engine) explain(ctx context.Context, s session.Session, target string) (found Explanations, err error) {
+	p, err := session.Net{Sessions: e.sessions()}.Policy(ctx, s)
 	if err != nil {
 		return found, err
 	}

@@ -20,7 +20,7 @@ func TestSubtasksShareTheBudget(t *testing.T) {
 	root := put(t, m, "aaaaaaaaaaaa", "acme/root", Stopped, Stopped, Status{Budget: config.Budget{Session: 5e9}})
 	mid := put(t, m, "bbbbbbbbbbbb", "acme/mid", Stopped, Stopped, Status{})
 	mid.Task, mid.Spec.Within = "b0b0b0b0b0b0", &Bounds{Tree: root.Tree(), Sessions: []string{root.ID}}
-	bounds, err := net.Bounds(root)
+	bounds, err := net.Bounds(t.Context(), root)
 	if err != nil || bounds.Tree != "aaaaaaaaaaaa/" {
 		t.Fatalf("Bounds(root) = %+v, %v, want the tree aaaaaaaaaaaa/", bounds, err)
 	}

@@ -79,7 +79,7 @@ func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.
 // what the policy allows; before, it reached nothing.
 func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestclient.Guest) error {
 	return gs.w.step(ctx, s.ID, "apply the network policy", func(ctx context.Context, _ vm.Progress) error {
-		p, err := Net{Sessions: gs.w.Sessions}.Policy(*s)
+		p, err := Net{Sessions: gs.w.Sessions}.Policy(ctx, *s)
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 		if err != nil {
 			return err
 		}
-		pol, err := Net{Sessions: w.Sessions}.Policy(s)
+		pol, err := Net{Sessions: w.Sessions}.Policy(ctx, s)
 		if err != nil {
 			return err
 		}

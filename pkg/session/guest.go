@@ -20,6 +20,12 @@ func (m *Manager) Mirrors() *repo.Mirrors {
 	return &repo.Mirrors{Dir: m.Config.Paths.Mirrors(), Self: m.Self, Bounds: repo.Bounds{Bytes: int64(l.MirrorSize), Refs: l.MirrorRefs, Time: l.MirrorTime}}
 }
 
+// These limit the bytes that a guest makes the host fetch, at one time and in total.
+const (
+	guestFetch   = 1 << 30
+	guestFetches = 4 << 30
+)
+
 // Work is the agents' work in sessions.
 type Work struct {
 	Sessions *Manager
@@ -39,6 +45,13 @@ func (w Work) Unsaved(ctx context.Context, s Session, g repo.Guest) (repo.WorkSt
 // copies them to the local clone this time, unless clone is "".
 func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
 	into, keep := s.Status.Target.With(clone)
+	if w.ByGuest {
+		o.MaxBytes = min(guestFetch, guestFetches-s.Status.GuestFetched)
+		if o.MaxBytes <= 0 {
+			return repo.FetchResult{}, fail.New(fail.Conflict, "the commits that were fetched for subtasks have %d MiB, which is the limit", s.Status.GuestFetched>>20).
+				WithHint("leave repository.commit out")
+		}
+	}
 	res, err := repo.Fetch(ctx, g, s.Status.Dir, s.Name, into, *s.Status.Base, o)
 	if err != nil {
 		return res, err
@@ -47,7 +60,12 @@ func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, 
 	if w.ByGuest {
 		record = w.Sessions.appendFromGuest
 	}
-	_, err = record(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) { f.Target = keep })
+	_, err = record(ctx, s.ID, store.NewEvent(EventFetch, FetchDone{Refs: len(res.Refs), Commits: res.Commits}), func(f *Status) {
+		f.Target = keep
+		if w.ByGuest {
+			f.GuestFetched += res.Bytes
+		}
+	})
 	return res, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -60,5 +61,52 @@ func TestGuestCannotFillTheStoreByFetches(t *testing.T) {
 		if err1 != nil || err2 != nil || err3 != nil || len(after)-len(before) != c.want {
 			t.Errorf("Fetch by the guest: %t = %v, %v, %v and %d events, want %d", c.byGuest, err1, err2, err3, len(after)-len(before), c.want)
 		}
+	}
+}
+
+// TestGuestCannotFillTheDiskByFetches checks that the bytes of all fetches that the guest asked
+// for are counted and limited, and those of its user are not.
+func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
+	m := newManager(t)
+	dir, mirror := t.TempDir(), t.TempDir()
+	git := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command("git", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	commit := func() {
+		git("-C", dir, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet", "--allow-empty", "-m", "a")
+	}
+	git("init", "--quiet", dir)
+	git("init", "--quiet", "--bare", mirror)
+	commit()
+	s := put(t, m, "aaaaaaaaaaaa", "acme/app", Ready, Ready, Status{
+		Dir: dir, Target: repo.Target{Mirror: mirror}, Base: &repo.Base{Commit: git("-C", dir, "rev-parse", "HEAD")},
+		GuestFetched: guestFetches - 1000,
+	})
+	fetch := func(byGuest bool) error {
+		t.Helper()
+		commit()
+		s, err := m.Get(t.Context(), s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Work{Sessions: m, ByGuest: byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir()})
+		return err
+	}
+	fetches := 0
+	for fetch(true) == nil {
+		if fetches++; fetches > 20 {
+			t.Fatal("the guest's fetches never end, want a limit")
+		}
+	}
+	if err := fetch(true); fetches == 0 || fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("fetch number %d of the guest = %v, want %v", fetches+2, err, fail.Conflict)
+	}
+	if err := fetch(false); err != nil {
+		t.Errorf("the user's fetch = %v, want success", err)
 	}
 }

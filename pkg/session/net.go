@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -47,12 +48,15 @@ func withSecrets(settings, own map[string]config.Secret) map[string]config.Secre
 }
 
 // Policy compiles the network policy of a session.
-func (net Net) Policy(s Session) (*policy.Policy, error) {
+func (net Net) Policy(ctx context.Context, s Session) (*policy.Policy, error) {
 	set, err := net.settings(s)
 	if err != nil {
 		return nil, err
 	}
 	own := s.Status.Net
+	if err := net.addDenied(ctx, s, &own); err != nil {
+		return nil, err
+	}
 	own.HostServices = slices.Concat(s.Spec.HostServices, own.HostServices)
 	own.Layer = s.Spec.Requests
 	p, err := net.Sessions.Config.Policy(set, own, s.Status.Project)
@@ -64,6 +68,40 @@ func (net Net) Policy(s Session) (*policy.Policy, error) {
 	}
 	p.Enforced = s.Spec.Enforced // fixed when the session was created; later settings do not change it
 	return p, nil
+}
+
+// addDenied adds what was denied to the sessions above a subtask's since it was submitted.
+func (net Net) addDenied(ctx context.Context, s Session, to *config.Additions) error {
+	if s.Spec.Within == nil {
+		return nil
+	}
+	for _, id := range s.Spec.Within.Sessions {
+		above, err := net.Sessions.Get(ctx, id)
+		if fail.CodeOf(err) == fail.NotFound {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		to.Deny = addRules(to.Deny, above.Status.Net.Deny)
+		for _, r := range above.Status.Net.Requests {
+			if len(r.Deny) > 0 {
+				to.Requests = append(slices.Clone(to.Requests), r)
+			}
+		}
+	}
+	return nil
+}
+
+// applyBelow applies the policies of the running sessions of subtasks below a session.
+func (net Net) applyBelow(ctx context.Context, s Session) error {
+	all, err := net.Sessions.List(ctx)
+	for _, below := range all {
+		if w := below.Spec.Within; w != nil && slices.Contains(w.Sessions, s.ID) && below.Phase == Ready {
+			err = errors.Join(err, net.ApplyPolicy(ctx, below))
+		}
+	}
+	return err
 }
 
 // Allow adds names, or @groups of them, to what the session may reach. If the session
@@ -81,19 +119,20 @@ func (net Net) Allow(ctx context.Context, s Session, entries []string) (Session,
 	})
 }
 
-// Deny removes names from what the session may reach, whatever allows them. If the
-// session runs, it takes effect immediately.
+// Deny removes names from what the session and its subtasks may reach, whatever allows them. It
+// takes effect immediately for those that run.
 func (net Net) Deny(ctx context.Context, s Session, entries []string) (Session, error) {
 	rules, requests, err := net.rules(entries, "net deny")
 	if err != nil {
 		return s, err
 	}
-	return net.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
+	s, err = net.changeNet(ctx, s, NetChange{Deny: strings.Join(entries, " ")}, func(n *config.Additions) {
 		n.Allow, n.Deny = removeRules(n.Allow, rules), addRules(n.Deny, rules)
 		for _, r := range requests {
 			n.Requests = append(withoutRequest(n.Requests, r), policy.RequestRules{Host: r.host, Deny: []string{r.rule}, Source: "net deny"})
 		}
 	})
+	return s, errors.Join(err, net.applyBelow(ctx, s))
 }
 
 // OpenHostServices lets an existing session reach services of the host and its
@@ -166,7 +205,7 @@ func removeRules(rules, less []policy.Rule) []policy.Rule {
 func (net Net) changeNet(ctx context.Context, s Session, change NetChange, f func(*config.Additions)) (Session, error) {
 	changed := s
 	f(&changed.Status.Net)
-	if _, err := net.Policy(changed); err != nil { // for example too many rules; nothing is stored
+	if _, err := net.Policy(ctx, changed); err != nil { // for example too many rules; nothing is stored
 		return s, err
 	}
 	if reflect.DeepEqual(changed.Status.Net, s.Status.Net) && s.Phase == Ready { // a repeated change
@@ -183,7 +222,7 @@ func (net Net) changeNet(ctx context.Context, s Session, change NetChange, f fun
 // updates the gateway first, whose policy is enforced, and then the guest's, which
 // must not be stricter.
 func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
-	p, err := net.Policy(s)
+	p, err := net.Policy(ctx, s)
 	if err != nil {
 		return err
 	}

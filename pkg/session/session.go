@@ -8,6 +8,7 @@ package session
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -127,8 +128,8 @@ func (s Session) Tree() string {
 }
 
 // Bounds returns the rights of the session.
-func (net Net) Bounds(s Session) (*Bounds, error) {
-	p, err := net.Policy(s)
+func (net Net) Bounds(ctx context.Context, s Session) (*Bounds, error) {
+	p, err := net.Policy(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -160,19 +161,20 @@ type Status struct {
 	Warm      string                `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
 	// Provisioned is the key of the provision scripts that have run in the guest or
 	// its image. Program is the key of the guest program installed there.
-	Provisioned string          `json:"provisioned,omitempty"`
-	Program     string          `json:"program,omitempty"`
-	Target      repo.Target     `json:"target,omitzero"`   // where fetched work is kept on this host
-	Work        *repo.WorkState `json:"work,omitempty"`    // what was in the guest at the last clean stop
-	Tmux        string          `json:"tmux,omitempty"`    // socket of the local tmux server that shows the session
-	Ports       []PublishedPort `json:"ports,omitempty"`   // requested with `ports`
-	Attached    time.Time       `json:"attached,omitzero"` // when a user last attached; later denials are shown at the next attach
-	Attention   *Attention      `json:"attention,omitempty"`
-	Held        *Attention      `json:"held,omitempty"`        // what the gateway waits for the user to decide
-	Logins      []string        `json:"logins,omitempty"`      // of the host that the session uses
-	SavedHome   bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
-	RequestedBy RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
-	Events      store.Budget    `json:"events,omitzero"`       // the events that the guest caused
+	Provisioned  string          `json:"provisioned,omitempty"`
+	Program      string          `json:"program,omitempty"`
+	Target       repo.Target     `json:"target,omitzero"`         // where fetched work is kept on this host
+	GuestFetched int64           `json:"guest_fetched,omitempty"` // bytes that the guest made the host fetch
+	Work         *repo.WorkState `json:"work,omitempty"`          // what was in the guest at the last clean stop
+	Tmux         string          `json:"tmux,omitempty"`          // socket of the local tmux server that shows the session
+	Ports        []PublishedPort `json:"ports,omitempty"`         // requested with `ports`
+	Attached     time.Time       `json:"attached,omitzero"`       // when a user last attached; later denials are shown at the next attach
+	Attention    *Attention      `json:"attention,omitempty"`
+	Held         *Attention      `json:"held,omitempty"`        // what the gateway waits for the user to decide
+	Logins       []string        `json:"logins,omitempty"`      // of the host that the session uses
+	SavedHome    bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	RequestedBy  RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
+	Events       store.Budget    `json:"events,omitzero"`       // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.

@@ -112,7 +112,7 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 		refuse("lifecycle.hang_action", "hang_action: terminate", "the VM of a subtask is not kept")
 	}
 	if r.agent.Permissions == manifest.AskPermissions && out.Agent.Permissions != manifest.AskPermissions {
-		refuse("agent", "claude: {permissions: ask}", "the parent's agent asks for permissions, so this one must")
+		refuse("agent", "permissions: ask", "the parent's agent asks for permissions, so this one must")
 	}
 	if tools := r.agent.AllowedTools; len(tools) > 0 {
 		more := slices.ContainsFunc(out.Agent.AllowedTools, func(t string) bool { return !slices.Contains(tools, t) })
@@ -164,7 +164,7 @@ func (m *Manager) descend(ctx context.Context, asked *manifest.Task, id string) 
 			r.remaining = max(time.Duration(r.lifecycle.Timeout)-time.Since(p.Status.Started), time.Second)
 		}
 	}
-	if d.Within, err = (session.Net{Sessions: m.Sessions}).Bounds(s); err != nil {
+	if d.Within, err = (session.Net{Sessions: m.Sessions}).Bounds(ctx, s); err != nil {
 		return nil, d, nil, err
 	}
 	r.mode = d.Within.Policy.Mode
@@ -243,11 +243,8 @@ func (d descent) admit(f store.Family) error {
 // fetch fetches the commits of the parent's guest, if its subtask names one, and would be
 // admitted.
 func (m *Manager) fetch(ctx context.Context, asked *manifest.Task, d descent, fetch func(context.Context) error) error {
-	if fetch == nil {
+	if fetch == nil || asked.Repository.Commit == "" {
 		return nil
-	}
-	if asked.Repository.Commit == "" {
-		return fail.New(fail.Usage, "repository.commit is missing, so there is nothing to fetch").WithHint("agent-guest task submit --commit HEAD")
 	}
 	f, err := m.store().Family(ctx, d.parent, d.root)
 	if err == nil {

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -367,7 +368,7 @@ func TestNetworkIsNeverWider(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := session.Net{Sessions: m.Sessions}.Policy(s)
+	p, err := session.Net{Sessions: m.Sessions}.Policy(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,6 +381,28 @@ func TestNetworkIsNeverWider(t *testing.T) {
 	} {
 		if d := p.Decide(policy.Question{Name: name, Addr: public, Port: 443}); d.Allowed != want {
 			t.Errorf("%s = %+v, want allowed: %t", name, d, want)
+		}
+	}
+	// A later denial of the parent applies too, and may be taken back.
+	net, a := session.Net{Sessions: m.Sessions}, policy.Question{Name: "a.example.org", Addr: public, Port: 443}
+	for _, c := range []struct {
+		change func(context.Context, session.Session, []string) (session.Session, error)
+		want   bool
+		told   int // gateways
+	}{{net.Deny, false, 2}, {net.Allow, true, 1}} {
+		// It is stored, although no gateway runs.
+		if _, err := c.change(t.Context(), root, []string{a.Name}); strings.Count(fmt.Sprint(err), "gateway is not running") != c.told {
+			t.Errorf("change of the parent = %v, want that %d gateways do not run", err, c.told)
+		}
+		if root, err = m.Sessions.Get(t.Context(), root.ID); err != nil {
+			t.Fatal(err)
+		}
+		after, err := net.Policy(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := after.Decide(a); d.Allowed != c.want {
+			t.Errorf("%s after a change of the parent = %+v, want allowed: %t", a.Name, d, c.want)
 		}
 	}
 	if len(p.HostServices) > 0 {

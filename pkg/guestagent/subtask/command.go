@@ -2,6 +2,7 @@ package subtask
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -80,7 +81,7 @@ func one(name string, rest []string) (string, error) {
 func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
 	o, rest, err := parse("task submit", args, func(f *flag.FlagSet, o *options) {
 		f.StringVar(&o.prompt, "prompt", "", "")
-		f.StringVar(&o.agent, "agent", "claude", "")
+		f.StringVar(&o.agent, "agent", "", "")
 		f.StringVar(&o.model, "model", "", "")
 		f.StringVar(&o.branch, "branch", "", "")
 		f.StringVar(&o.commit, "commit", "", "")
@@ -88,6 +89,9 @@ func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
 		f.StringVar(&o.name, "name", "", "")
 		f.StringVar(&o.key, "key", "", "")
 	})
+	if o.file != "" && (o.prompt+o.agent+o.model+o.branch+o.commit+o.name != "" || len(o.command) > 0) {
+		err = fail.New(fail.Usage, "task submit: with -f, the manifest says everything").WithHint("write it into %s, or leave -f out", o.file)
+	}
 	if err == nil && len(rest) > 0 {
 		err = fail.New(fail.Usage, "task submit: takes no arguments before --").WithHint(`agent-guest task submit --prompt "TEXT"`)
 	}
@@ -106,9 +110,7 @@ func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
 	r.header["Idempotency-Key"] = o.key
 	switch o.file {
 	case "":
-		if r.body, err = o.manifest(ctx); o.commit != "" {
-			r.header["X-Fetch"] = "1"
-		}
+		r.body, err = o.manifest(ctx)
 	case "-":
 		r.body, err = io.ReadAll(io.LimitReader(s.In, maxAnswer))
 	default:
@@ -130,7 +132,7 @@ func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
 
 // manifest returns the manifest that the flags describe.
 func (o options) manifest(ctx context.Context) ([]byte, error) {
-	agent := map[string]any{"kind": o.agent}
+	agent := map[string]any{"kind": cmp.Or(o.agent, "claude")}
 	switch {
 	case len(o.command) > 0:
 		agent = map[string]any{"kind": "command", "command": o.command}
