@@ -198,8 +198,9 @@ func (c *conversation) send(m message) error {
 // receive handles the response to a request, each of which allows the next.
 func (c *conversation) receive(m message) error {
 	var id int
-	if json.Unmarshal(m.ID, &id) != nil || id == steerTurn { // the turn may end before it is steered
-		return nil
+	_ = json.Unmarshal(m.ID, &id) // stays 0 if it is not an id of ours
+	if id != initialize && id != startThread && id != startTurn {
+		return nil // the turn may end before it is steered
 	}
 	if m.Error != nil {
 		return fail.New(fail.Failure, "Codex refused to start: %s", guestproto.Clean(m.Error.Message))
