@@ -284,7 +284,7 @@ func checkReasons(t *testing.T, g *taskGuest) {
 			t.Errorf("task start with spec %q: exit %d, %q, want exit 2 and a message", bad, code, errs)
 		}
 	}
-	for _, bad := range [][]string{{}, {"start"}, {"start", "../x"}, {"start", taskID}, {"signal", a.name}, {"signal", a.name, "HUP"}, {"signal", a.name, "9"}, {"nonsense", a.name}, {"watch", "--stdout=-1", a.name}, {"watch", "--stdout=x", a.name}} {
+	for _, bad := range [][]string{{"start"}, {"start", "../x"}, {"start", taskID}, {"signal", a.name}, {"signal", a.name, "HUP"}, {"signal", a.name, "9"}, {"nonsense", a.name}, {"watch", "--stdout=-1", a.name}, {"watch", "--stdout=x", a.name}} {
 		if _, _, code := a.run("", append([]string{"task"}, bad...)...); code != 2 {
 			t.Errorf("task %q: exit %d, want 2", bad, code)
 		}

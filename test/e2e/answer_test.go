@@ -206,7 +206,7 @@ model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%
 		b.answered(q.ID, c.answer, store.QuestionDelivered)
 		b.until(id, "COMPLETED")
 		b.MustIn(name, c.made)
-		if got := b.Asz("task", "show", id); !strings.Contains(got, "All done.") {
+		if got := b.Asz("task", "show", "--json", id); !strings.Contains(got, `"result": "All done."`) {
 			t.Errorf("task show of %s = %s, want the agent's answer", c.agent, got)
 		}
 	}
