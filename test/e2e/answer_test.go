@@ -223,7 +223,7 @@ func testMCP(t *testing.T, b *box, name string, m *model) {
 		t.Fatalf("claude on the host = exit %d, want 0 and its answer\n%s", r.Code, r.All())
 	}
 	m.hears(t, "from the guest\\nlima-"+name)
-	m.hears(t, "exit status 0")
+	m.hears(t, `"exit_code": 0`)
 }
 
 // hears waits until the model is sent a text as the result of a tool.
@@ -232,13 +232,30 @@ func (m *model) hears(t *testing.T, text string) {
 	var last string
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		m.mu.Lock()
-		last = m.result
+		last = textOf(m.result)
 		m.mu.Unlock()
 		if strings.Contains(last, text) {
 			return
 		}
 	}
 	t.Fatalf("the last result that the model was sent is %s, want it to contain %q", last, text)
+}
+
+// textOf returns the texts of a tool's result, which is JSON.
+func textOf(result string) string {
+	var blocks []struct {
+		Content []struct{ Text string }
+	}
+	if json.Unmarshal([]byte(result), &blocks) != nil {
+		return result
+	}
+	var texts []string
+	for _, b := range blocks {
+		for _, c := range b.Content {
+			texts = append(texts, c.Text)
+		}
+	}
+	return strings.Join(texts, "\n")
 }
 
 // askedNames connects to names that the user is asked about.
