@@ -55,11 +55,18 @@ func (v VMs) boot(ctx context.Context, spec vm.Spec, work string, pol *policy.Po
 	if err := v.Driver.Create(ctx, spec); err != nil {
 		return nil, err
 	}
-	if err := v.startGateway(ctx, b.name, work, pol); err != nil {
-		return nil, err
-	}
-	if b.endpoint, err = v.Driver.Start(ctx, b.name, p); err != nil {
-		return nil, err
+	for panicked := false; ; panicked = true {
+		if err := v.startGateway(ctx, b.name, work, pol); err != nil {
+			return nil, err
+		}
+		b.endpoint, err = v.Driver.Start(ctx, b.name, p)
+		if err == nil {
+			break
+		}
+		if panicked || !errors.Is(err, vm.ErrPanicked) {
+			return nil, err
+		}
+		report(p, "%v, starting again", vm.ErrPanicked)
 	}
 	machine, err := v.Driver.Inspect(ctx, b.name)
 	if err != nil {

@@ -131,7 +131,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		b.w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	prepared, again := b.w.Sessions.Config.Prepare, false
+	prepared, again, panicked := b.w.Sessions.Config.Prepare, false, false
 	for {
 		if !s.Status.WasReady { // otherwise the VM exists and needs no image any more
 			if err := b.create(ctx, s, prepared); err != nil {
@@ -142,6 +142,11 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			return nil, err
 		}
 		err := b.startVM(ctx, s, accel)
+		if errors.Is(err, vm.ErrPanicked) && !panicked {
+			panicked = true
+			b.w.warn(ctx, s.ID, "", "%v; starting the VM again", vm.ErrPanicked)
+			continue
+		}
 		if !errors.Is(err, vm.ErrNotWoken) {
 			if err != nil {
 				return nil, err

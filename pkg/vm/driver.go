@@ -178,6 +178,13 @@ const (
 	DiskFile  = "disk"
 )
 
+// ErrPanicked is returned, wrapped, by Start when the guest's kernel panicked before the guest
+// was ready. The caller should start the VM once more: emulators before QEMU 8.1 sometimes run
+// kernel code that another processor is patching, see gitlab.com/qemu-project/qemu, commit
+// deba78709a ("accel/tcg: Always lock pages before translation"). Whatever serves the VM's
+// network may have ended with it, so the driver cannot do this.
+var ErrPanicked = errors.New("the guest's kernel panicked")
+
 // ErrNotWoken is returned, wrapped, by the first Start of a fork when the snapshot
 // could not be resumed. The caller should delete the VM and create it without the
 // state.

@@ -95,6 +95,9 @@ func (d *Driver) boot(ctx context.Context, m machine) (vm.Endpoint, error) {
 		case err := <-exited:
 			// If another process started the VM first, ours failed to get the lock.
 			if !m.running() {
+				if text := m.console(); strings.Contains(text, "Kernel panic") {
+					return vm.Endpoint{}, fmt.Errorf("%w: %s", vm.ErrPanicked, text)
+				}
 				return vm.Endpoint{}, fmt.Errorf("the VM stopped during boot: %w: %s", exitText(err), m.console())
 			}
 			exited = nil

@@ -38,10 +38,7 @@ const (
 	portTries = 3
 )
 
-var (
-	errPortTaken = errors.New("the SSH port was taken by another process")
-	errPanicked  = errors.New("the guest's kernel panicked")
-)
+var errPortTaken = errors.New("the SSH port was taken by another process")
 
 // Start implements vm.Driver.
 func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endpoint, error) {
@@ -56,19 +53,10 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 	case err != nil:
 		return vm.Endpoint{}, fail.New(fail.Failure, "VM %s is broken: %w", name, err).WithHint("agent-sessionizer destroy %s", name)
 	}
-	panicked := false
 	for try := 1; ; try++ {
 		e, err := d.start(ctx, name, dir, m, p)
 		if errors.Is(err, errPortTaken) && try < portTries {
 			report(p, "another process took the SSH port, starting again")
-			continue
-		}
-		// Emulators before QEMU 8.1 sometimes run kernel code that another processor is
-		// patching, and the kernel panics early in its boot: gitlab.com/qemu-project/qemu,
-		// commit deba78709a ("accel/tcg: Always lock pages before translation").
-		if errors.Is(err, errPanicked) && !panicked && d.emulates(ctx, m.Arch) {
-			panicked = true
-			report(p, "the guest's kernel panicked under emulation, starting again")
 			continue
 		}
 		if err != nil && ctx.Err() == nil {
@@ -76,12 +64,6 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 		}
 		return e, err
 	}
-}
-
-// emulates reports whether guests of arch run without hardware acceleration.
-func (d *Driver) emulates(ctx context.Context, arch string) bool {
-	a, err := d.accel.find(ctx, arch)
-	return err == nil && a.Name == "tcg"
 }
 
 func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progress) (vm.Endpoint, error) {
@@ -318,7 +300,7 @@ func (r vmRun) ended(ctx context.Context, w *watcher) error {
 		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(r.dir)), output)
 	}
 	if w.panic != "" {
-		return fail.New(fail.Failure, "%w: %s%s", errPanicked, w.panic, output)
+		return fail.New(fail.Failure, "%w: %s%s", vm.ErrPanicked, w.panic, output)
 	}
 	log := agentLog(r.dir)
 	cause := fail.New(fail.Failure, "the guest powered off, or QEMU exited, before the guest was ready%s%s", quote(log), output)
