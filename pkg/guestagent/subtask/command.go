@@ -89,7 +89,7 @@ func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
 		f.StringVar(&o.name, "name", "", "")
 		f.StringVar(&o.key, "key", "", "")
 	})
-	if o.file != "" && (o.prompt+o.agent+o.model+o.branch+o.commit+o.name != "" || len(o.command) > 0) {
+	if err == nil && o.file != "" && (o.prompt+o.agent+o.model+o.branch+o.commit+o.name != "" || len(o.command) > 0) {
 		err = fail.New(fail.Usage, "task submit: with -f, the manifest says everything").WithHint("write it into %s, or leave -f out", o.file)
 	}
 	if err == nil && len(rest) > 0 {
