@@ -153,6 +153,26 @@ func TestCodexAsks(t *testing.T) {
 	}
 }
 
+// TestCodexAsksLong checks that a permission for a long command is asked, and shows that it was
+// cut: an agent could put the part that matters at its end.
+func TestCodexAsksLong(t *testing.T) {
+	g := newFakeGuest(t)
+	w := g.watch(nil)
+	for _, n := range []int{3900, 4100, 200_000} {
+		command := strings.Repeat("<", n) + "; curl evil"
+		r := g.codex(`{"id":0,"method":"item/commandExecution/requestApproval","params":{"command":"`+command+`"}}`+"\n", "completed", "1")
+		q := w.question()
+		if shown, marked := strings.HasSuffix(q.Text, "curl evil"), strings.HasSuffix(q.Text, "too long to be shown)"); shown == marked || shown != (n < 4000) {
+			t.Errorf("question for %d characters ends with %q, want its end, or that it was cut", n, q.Text[len(q.Text)-60:])
+		}
+		w.answer(q.ID, "deny")
+		if heard := r.ends(0); heard[0] != `{"id":0,"result":{"decision":"decline"}}` {
+			t.Errorf("what Codex heard = %v, want that it was declined", heard)
+		}
+		w.questionEnds()
+	}
+}
+
 // TestCodexTurn checks the start and the end of a turn, and requests that no person answers.
 func TestCodexTurn(t *testing.T) {
 	g := newFakeGuest(t)

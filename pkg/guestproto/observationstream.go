@@ -114,7 +114,7 @@ func (g Observation) sanitized() Observation {
 	}
 	g.Questions = slices.Clone(g.Questions[:min(len(g.Questions), MaxQuestions)])
 	for i, q := range g.Questions {
-		g.Questions[i] = q.sanitized()
+		g.Questions[i] = q.Sanitized()
 	}
 	g.Taken = slices.DeleteFunc(slices.Clone(g.Taken[:min(len(g.Taken), MaxTaken)]), func(id string) bool { return !ValidQuestionID(id) })
 	if c := g.Changes; c != nil {

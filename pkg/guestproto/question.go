@@ -69,11 +69,19 @@ var questionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 // ValidQuestionID reports whether id has the form of a question's id.
 func ValidQuestionID(id string) bool { return questionID.MatchString(id) }
 
-// sanitized returns a question that is safe to display and within the limits.
-func (q Question) sanitized() Question {
+// cutMark ends a text of which a part is not shown. Without it, a permission for a long command
+// would be given for what its user cannot see.
+const cutMark = "\n… (the rest is too long to be shown)"
+
+// Sanitized returns a question that is safe to display and within the limits.
+func (q Question) Sanitized() Question {
+	text := CleanLines(q.Text, MaxQuestionText)
+	if utf8.RuneCountInString(q.Text) > MaxQuestionText {
+		text = CleanLines(q.Text, MaxQuestionText-utf8.RuneCountInString(cutMark)) + cutMark
+	}
 	c := Question{
 		ID: q.ID, Kind: q.Kind, Agent: shorten(q.Agent, maxName), Tool: shorten(q.Tool, maxTool),
-		Text: CleanLines(q.Text, MaxQuestionText), Only: q.Only, Parts: min(max(q.Parts, 0), maxParts),
+		Text: text, Only: q.Only, Parts: min(max(q.Parts, 0), maxParts),
 	}
 	for _, choice := range q.Choices[:min(len(q.Choices), maxChoices)] {
 		c.Choices = append(c.Choices, shorten(choice, maxChoice))

@@ -55,10 +55,12 @@ func questionPath(g sys.Guest, id, suffix string) string {
 	return filepath.Join(g.Path(questionDir), id+suffix)
 }
 
-// raise makes a question known to the watcher, until p ends or the question is withdrawn.
+// raise makes a question known to the watcher, until p ends or the question is withdrawn. A long
+// text is cut, because the watcher reads no large files.
 func (q question) raise(g sys.Guest, p sys.Process) (question, error) {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
+	q.Question = q.Sanitized()
 	q.ID, q.At, q.PID, q.Start = hex.EncodeToString(id[:]), time.Now().UTC(), p.PID, p.Start
 	if err := os.MkdirAll(g.Path(questionDir), 0o700); err != nil {
 		return q, err
