@@ -111,6 +111,9 @@ func (o FetchOptions) filled() FetchOptions {
 // The guest sends a pack and a list of names, not a bundle. git checks the objects
 // of a pack as strictly as requested, which it does for bundles only since version
 // 2.46. No name from the guest reaches a git fetch.
+//
+// Of a fetch that fails, the result has only the bytes that were received: the targets may
+// keep them.
 func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base Base, opts FetchOptions) (FetchResult, error) {
 	opts = opts.filled()
 	if err := checkDir(dir); err != nil {
@@ -143,13 +146,13 @@ func Fetch(ctx context.Context, g Guest, dir, session string, into Target, base 
 				WithHint("agent-sessionizer exec SESSION -- git fsck --full")
 		}
 		if err != nil {
-			return FetchResult{}, err
+			return FetchResult{Bytes: res.Bytes}, err
 		}
 	}
 	for _, t := range slices.Backward(targets) { // the result reports the first target's changes
 		changes, err := t.apply(ctx, offered, opts.MaxRefs)
 		if err != nil {
-			return FetchResult{}, err
+			return FetchResult{Bytes: res.Bytes}, err
 		}
 		res.Refs = changes
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -54,6 +55,10 @@ func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, 
 	}
 	res, err := repo.Fetch(ctx, g, s.Status.Dir, s.Name, into, *s.Status.Base, o)
 	if err != nil {
+		if w.ByGuest && res.Bytes > 0 {
+			_, cerr := w.Sessions.updateStatus(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) { f.GuestFetched += res.Bytes })
+			err = errors.Join(err, cerr)
+		}
 		return res, err
 	}
 	record := w.Sessions.updateStatus

@@ -3,6 +3,7 @@ package session
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os/exec"
 	"strings"
@@ -108,5 +109,17 @@ func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
 	}
 	if err := fetch(false); err != nil {
 		t.Errorf("the user's fetch = %v, want success", err)
+	}
+	// A fetch that fails after the commits have been received counts, too.
+	if _, err := m.updateStatus(t.Context(), s.ID, store.Event{}, func(f *Status) { f.GuestFetched = 0 }); err != nil {
+		t.Fatal(err)
+	}
+	commit()
+	for i := range 3 {
+		git("-C", dir, "branch", fmt.Sprint("b", i))
+	}
+	_, err := Work{Sessions: m, ByGuest: true}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir(), MaxRefs: 1})
+	if now, gerr := m.Get(t.Context(), s.ID); err == nil || gerr != nil || now.Status.GuestFetched == 0 {
+		t.Errorf("Fetch of too many references = %v, %d bytes counted, %v, want an error, and the bytes", err, now.Status.GuestFetched, gerr)
 	}
 }

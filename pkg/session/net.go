@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -93,15 +94,30 @@ func (net Net) addDenied(ctx context.Context, s Session, to *config.Additions) e
 	return nil
 }
 
-// applyBelow applies the policies of the running sessions of subtasks below a session.
+// applyBelow applies the policies of the sessions of subtasks below a session, of all at the
+// same time: each guest takes as long as it likes. A guest that is not ready yet keeps the policy
+// with which it was set up, but its gateway does not.
 func (net Net) applyBelow(ctx context.Context, s Session) error {
 	all, err := net.Sessions.List(ctx)
-	for _, below := range all {
-		if w := below.Spec.Within; w != nil && slices.Contains(w.Sessions, s.ID) && below.Phase == Ready {
-			err = errors.Join(err, net.ApplyPolicy(ctx, below))
+	errs := make([]error, len(all))
+	var below sync.WaitGroup
+	for i, b := range all {
+		if w := b.Spec.Within; w == nil || !slices.Contains(w.Sessions, s.ID) {
+			continue
 		}
+		below.Go(func() {
+			switch b.Phase {
+			case Ready:
+				errs[i] = net.ApplyPolicy(ctx, b)
+			case Creating, Starting:
+				if net.Sessions.Gateway(b).Running() { // otherwise it will start with the new policy
+					_, errs[i] = net.enforce(ctx, b)
+				}
+			}
+		})
 	}
-	return err
+	below.Wait()
+	return errors.Join(append(errs, err)...)
 }
 
 // Allow adds names, or @groups of them, to what the session may reach. If the session
@@ -218,26 +234,39 @@ func (net Net) changeNet(ctx context.Context, s Session, change NetChange, f fun
 	return s, net.ApplyPolicy(ctx, s)
 }
 
+// enforce brings the policy of a session's gateway, if it has one, up to date with the settings.
+func (net Net) enforce(ctx context.Context, s Session) (*policy.Policy, error) {
+	p, err := net.Policy(ctx, s)
+	if err != nil || !s.Spec.Enforced {
+		return p, err
+	}
+	g, err := net.gateway(ctx, s)
+	if err != nil {
+		return p, err
+	}
+	if err := Secrets(net).restrict(ctx, s, g); err != nil {
+		return p, err
+	}
+	if err := g.SetPolicy(ctx, p); err != nil {
+		return p, fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return p, nil
+}
+
+// guestPolicyTime is how long a guest may take to apply a policy.
+const guestPolicyTime = time.Minute
+
 // ApplyPolicy brings a running session's policy up to date with the settings. It
 // updates the gateway first, whose policy is enforced, and then the guest's, which
 // must not be stricter.
 func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
-	p, err := net.Policy(ctx, s)
+	p, err := net.enforce(ctx, s)
 	if err != nil {
 		return err
 	}
-	if s.Spec.Enforced {
-		g, err := net.gateway(ctx, s)
-		if err != nil {
-			return err
-		}
-		if err := Secrets(net).restrict(ctx, s, g); err != nil {
-			return err
-		}
-		if err := g.SetPolicy(ctx, p); err != nil {
-			return fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
-		}
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, guestPolicyTime, fail.New(fail.Timeout, "the guest of session %s did not apply its policy within %v", s.Name, guestPolicyTime).
+		WithHint("agent-sessionizer net reload %s", s.Name))
+	defer cancel()
 	conn, err := Connections{Paths: net.Sessions.Config.Paths}.Dial(ctx, s)
 	if err != nil {
 		return err
