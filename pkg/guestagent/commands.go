@@ -100,7 +100,7 @@ func commands() []command {
 			observe.Hook(ctx, c.guest, c.args, c.in, c.out)
 			return nil
 		}},
-		{"ask", "[--choice TEXT]… QUESTION", "ask the host's user, and print the answer", 1, func(f *flag.FlagSet, o *options) {
+		{"ask", "[--choice TEXT]… QUESTION", "ask the user a question, wait, and print the answer", 1, func(f *flag.FlagSet, o *options) {
 			f.Func("choice", "", func(text string) error {
 				o.ask.Choices = append(o.ask.Choices, text)
 				return nil
@@ -109,7 +109,7 @@ func commands() []command {
 			frugal()
 			return observe.Ask(ctx, c.guest, c.args[0], c.ask, c.out)
 		}},
-		{"codex", "[--model MODEL] PROMPT", "run Codex unattended, and pass its questions to the host's user", 1, func(f *flag.FlagSet, o *options) {
+		{"codex", "[--model MODEL] PROMPT", "run Codex unattended; the user answers its requests", 1, func(f *flag.FlagSet, o *options) {
 			f.StringVar(&o.codex.Model, "model", "", "")
 		}, func(ctx context.Context, c *call) error {
 			frugal()
@@ -153,19 +153,19 @@ func commands() []command {
 		{"task signal", "ID/ATTEMPT TERM|KILL", "send a signal to the agent's processes, print its state", 2, nil, onAttempt(func(_ context.Context, c *call, a taskrun.Attempt) error {
 			return a.Signal(c.args[1], c.out)
 		})},
-		{"task artifacts", "ID [--json] [--get NAME]", "list a subtask's artifacts, or print one (with ID/ATTEMPT: collect results)", variadic, nil, func(ctx context.Context, c *call) error {
+		{"task artifacts", "ID [--json] [--get NAME]", "list a subtask's artifacts, or print one", variadic, nil, func(ctx context.Context, c *call) error {
 			if len(c.args) != 1 || !strings.Contains(c.args[0], "/") {
 				return subtask.Artifacts(ctx, c.guest, c.args, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
 			}
 			return onAttempt(func(ctx context.Context, c *call, a taskrun.Attempt) error { return a.Collect(ctx, c.in, c.out) })(ctx, c)
 		}},
-		{"task submit", "[--name N] [--agent claude|codex] [--model M] [--branch B] [--commit C] [--key K] --prompt TEXT | -f FILE | -- COMMAND…", "submit a subtask, print its id", variadic, nil, onHost(subtask.Submit)},
+		{"task submit", "[--name N] [--agent claude|codex] [--model M] [--branch B] [--commit C] [--key K] (--prompt TEXT | -- COMMAND…), or [--key K] -f FILE", "submit a subtask, print its id", variadic, nil, onHost(subtask.Submit)},
 		{"task list", "[--json]", "list the subtasks", variadic, nil, onHost(subtask.List)},
 		{"task show", "ID", "print a subtask as JSON", variadic, nil, onHost(subtask.Show)},
-		{"task wait", "[--timeout D] ID…", "wait until subtasks have ended", variadic, nil, onHost(subtask.Wait)},
-		{"task fetch", "ID", "fetch a subtask's commits as the branch agent-ID", variadic, nil, onHost(subtask.Fetch)},
-		{"task cancel", "ID", "cancel a subtask", variadic, nil, onHost(subtask.Cancel)},
-		{"mcp", "", "serve subtasks over the Model Context Protocol", 0, nil, func(ctx context.Context, c *call) error {
+		{"task wait", "[--timeout D] ID…", "wait for subtasks to end; exit 1 if one did not succeed, 124 after the timeout", variadic, nil, onHost(subtask.Wait)},
+		{"task fetch", "ID", "fetch a subtask's commits into the local branch agent-ID", variadic, nil, onHost(subtask.Fetch)},
+		{"task cancel", "ID", "cancel a subtask and everything below it", variadic, nil, onHost(subtask.Cancel)},
+		{"mcp", "", "offer subtask tools over the Model Context Protocol (stdio)", 0, nil, func(ctx context.Context, c *call) error {
 			frugal()
 			return subtask.MCP(ctx, c.guest, subtask.IO{In: c.in, Out: c.out, Errs: c.errs})
 		}},
