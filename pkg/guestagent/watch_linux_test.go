@@ -352,19 +352,23 @@ func TestWatchWindows(t *testing.T) {
 	s.tmux("new-window", "-d", "-n", "my agent", "sh")
 	s.tmux("send-keys", "-t", "claude", "printf 'no \\033[31mcolour\\033[0m, \\303\\251\\n'", "Enter")
 	w := g.watch(s.env)
-	hasLine := func(line string) func(guestproto.Observation) bool {
-		return func(g guestproto.Observation) bool { return slices.Contains(g.Screen, line) }
+	// Keys that are typed before the shell is ready leave its prompt in front of
+	// their output.
+	hasOutput := func(text string) func(guestproto.Observation) bool {
+		return func(g guestproto.Observation) bool {
+			return slices.ContainsFunc(g.Screen, func(line string) bool { return line == text || line == "# "+text || line == "$ "+text })
+		}
 	}
-	if seen := w.until("the screen", hasLine("no colour, é")); seen.Window != "claude" || seen.Screen[len(seen.Screen)-1] == "" {
+	if seen := w.until("the screen", hasOutput("no colour, é")); seen.Window != "claude" || seen.Screen[len(seen.Screen)-1] == "" {
 		t.Errorf("observation = %+v, want window claude and a screen whose last line is not empty", seen)
 	}
 	s.tmux("send-keys", "-t", "claude", "echo $((40+2))", "Enter")
-	w.until("what is new on it", hasLine("42"))
+	w.until("what is new on it", hasOutput("42"))
 
 	// An agent without hooks rings; it is blocked until the window is visited.
 	s.tmux("send-keys", "-t", "my agent", "printf '\\a'; echo $((50+2))", "Enter")
 	rang := w.until("a bell, and the screen of its window", func(g guestproto.Observation) bool {
-		return len(g.Agents) == 1 && g.Window == "my agent" && hasLine("52")(g)
+		return len(g.Agents) == 1 && g.Window == "my agent" && hasOutput("52")(g)
 	})
 	if a := rang.Agents[0]; a.Name != "my agent" || a.PID != 0 || a.State != guestproto.AgentBlocked || a.On != "bell in window my agent" {
 		t.Errorf("agent that rang = %+v, want my agent without a process id, blocked on %q", a, "bell in window my agent")
