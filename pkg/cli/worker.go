@@ -81,7 +81,7 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 			if s.Status.Tmux == "" {
 				return nil // no local tmux session was ever created
 			}
-			return tmux.Client{Socket: s.Status.Tmux}.Kill(ctx, tmux.SlugName(s.Repo, s.ID))
+			return tmux.Client{Socket: s.Status.Tmux}.Kill(ctx, tmux.SlugName(s.View().ShortName(), s.ID))
 		},
 	}, nil
 }

@@ -18,7 +18,9 @@ type (
 		Session string `json:"session" jsonschema:"owner/repo, a session's name, or its id"`
 	}
 	openInput struct {
-		Repo string `json:"repo" jsonschema:"owner/repo, owner/repo@branch, a git URL, or the absolute path of a local clone"`
+		Repo  string `json:"repo" jsonschema:"owner/repo, owner/repo@branch, a git URL, or the absolute path of a local clone"`
+		New   bool   `json:"new,omitempty" jsonschema:"create another session, even if the repository has one"`
+		Label string `json:"label,omitempty" jsonschema:"label of the new session: it is owner/repo@LABEL"`
 	}
 	execInput struct {
 		sessionInput
@@ -45,8 +47,8 @@ func sessionTools(s *mcp.Server, h ops.Host) {
 	addTool(s, reads, "list_sessions", "List sessions", "List the sessions with their state and what their agents wait for.", func(ctx context.Context, _ noInput) (any, error) {
 		return ops.ListSessions.On(ctx, h, struct{}{})
 	})
-	addTool(s, adds, "open_session", "Open a session", "Create the session of a repository, or start the existing one, and wait until it is ready.", func(ctx context.Context, in openInput) (any, error) {
-		a, err := ops.CreateSession.On(ctx, h, ops.CreateRequest{Body: ops.NewSession{Repo: in.Repo}})
+	addTool(s, adds, "open_session", "Open a session", "Create a session of a repository, or start the existing one, and wait until it is ready.", func(ctx context.Context, in openInput) (any, error) {
+		a, err := ops.CreateSession.On(ctx, h, ops.CreateRequest{Body: ops.NewSession{Repo: in.Repo, New: in.New, Label: in.Label}})
 		if err != nil {
 			return nil, err
 		}
@@ -100,11 +102,11 @@ func sessionTools(s *mcp.Server, h ops.Host) {
 		return ops.StopSession.On(ctx, h, at)
 	})
 	addTool(s, destroys, "destroy_session", "Destroy a session", "Destroy a session and its VM. It is refused if work would be lost, unless force is set.", func(ctx context.Context, in destroyInput) (any, error) {
-		at, err := named(ctx, in.sessionInput)
-		if err != nil {
-			return nil, err
+		v, err := ops.FindSession.On(ctx, h, ops.FindRequest{Name: in.Session, Gone: true})
+		if err != nil || v.State == session.Gone {
+			return v, err
 		}
-		return ops.DestroySession.On(ctx, h, ops.DestroyRequest{SessionPath: at, Force: in.Force})
+		return ops.DestroySession.On(ctx, h, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: v.ID}, Force: in.Force})
 	})
 }
 

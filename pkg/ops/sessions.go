@@ -2,6 +2,8 @@ package ops
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // SessionList lists the existing sessions, oldest first.
@@ -28,6 +31,9 @@ type SessionPath struct {
 // NewSession describes a session to create.
 type NewSession struct {
 	Repo string `json:"repo" minLength:"1" maxLength:"4096" doc:"The repository, as open takes it: owner/repo, owner/repo@branch, a git URL, or an absolute path on the server's host." example:"acme/app"`
+	New  bool   `json:"new,omitempty" doc:"Create another session, even if the repository has one."`
+	// The pattern is that of a branch, because the label takes its place in owner/repo@LABEL.
+	Label string `json:"label,omitempty" maxLength:"100" doc:"Label of a new session, which distinguishes it from others of the repository. Default: the branch, or a number." example:"fix-login"`
 	SessionOptions
 }
 
@@ -55,10 +61,13 @@ func (a SessionAnswer) Location() string { return SessionsPath + "/" + a.ID }
 
 // Requests for operations on sessions.
 type (
-	CreateRequest struct{ Body NewSession }
-	FindRequest   struct {
+	CreateRequest struct {
+		Once
+		Body NewSession
+	}
+	FindRequest struct {
 		Name string `query:"name" required:"true" maxLength:"4096" doc:"A session's name, the start of its id, its repository, or the repository's short name if only one matches." example:"acme/app"`
-		Gone bool   `query:"gone" doc:"If no session has the name, but one that is gone had it, answer with that name and the state gone."`
+		Gone bool   `query:"gone" doc:"Match exact names only, and never guess the label. If no session has the name, but one that is gone had it, answer with that name and the state gone."`
 	}
 	OpenRequest struct {
 		SessionPath
@@ -101,8 +110,12 @@ var (
 		ID: "findSession", Method: http.MethodGet, Path: SessionsPath + "/find", Tag: "sessions", Need: Read, Errors: []int{404},
 		Summary: "Find the session that a person means",
 	}, func(ctx context.Context, e *Engine, r *FindRequest) (session.View, error) {
-		s, err := e.sessions().Find(ctx, r.Name)
-		if r.Gone && fail.CodeOf(err) == fail.NotFound {
+		if !r.Gone {
+			s, err := e.sessions().Find(ctx, r.Name)
+			return s.View(), err
+		}
+		s, err := e.sessions().FindExact(ctx, r.Name)
+		if fail.CodeOf(err) == fail.NotFound {
 			if ended, eerr := e.sessions().Ended(ctx, r.Name); eerr != nil || ended {
 				return session.View{Name: r.Name, State: session.Gone}, eerr
 			}
@@ -144,7 +157,7 @@ var (
 
 	CreateSession = Operation[CreateRequest, SessionAnswer]{Spec{
 		ID: "createSession", Method: http.MethodPost, Path: SessionsPath, Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
-		Summary: "Create the session of a repository, or start the existing one",
+		Summary: "Create a session of a repository, or start the existing one",
 		About:   "202 means that the request was accepted. The session's events show the progress; its state is `ready` or `broken` in the end.",
 	}, createSession}
 
@@ -315,15 +328,24 @@ func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionA
 	if err != nil {
 		return a, err
 	}
-	ref := asked.Repo
-	if s, err := e.sessions().ByRepo(ctx, ref.Key); err == nil {
-		a, err = e.open(ctx, s, n.SessionOptions)
-		if ref.Branch != "" && ref.Branch != s.Spec.Repo.Branch {
-			a.Ignored = append([]string{"@" + ref.Branch}, a.Ignored...)
+	if r.Key != "" {
+		var s session.Session
+		if s, asked.ID, err = e.reserveSession(ctx, r); err != nil || s.ID != "" {
+			return SessionAnswer{View: s.View(), Created: true}, err
 		}
-		return a, err
-	} else if fail.CodeOf(err) != fail.NotFound {
-		return a, err
+	}
+	if !asked.New {
+		s, err := e.sessions().ByLabel(ctx, asked.Repo.Key, asked.Label)
+		if err == nil {
+			a, err = e.open(ctx, s, n.SessionOptions)
+			if branch := asked.Repo.Branch; branch != s.Spec.Repo.Branch && branch != "" {
+				a.Notices = append(a.Notices, fmt.Sprintf("session %s has the label %s, but did not start from the branch %s", s.Name, s.Label, branch))
+			}
+			return a, err
+		}
+		if fail.CodeOf(err) != fail.NotFound {
+			return a, err
+		}
 	}
 	if _, err := e.sessions().Check(asked); err != nil {
 		return a, err
@@ -341,16 +363,53 @@ func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionA
 	return a, nil
 }
 
+// reserveSession returns the id for the session that a request with an idempotency key creates, or
+// the session if the request has created it already.
+func (e *Engine) reserveSession(ctx context.Context, r *CreateRequest) (s session.Session, id string, err error) {
+	body, err := json.Marshal(r.Body)
+	if err != nil {
+		return s, "", err
+	}
+	once := r.task(http.MethodPost, SessionsPath, body)
+	first, err := e.sessions().Store.Reserve(ctx, store.Request{Actor: e.Caller.Name, Key: once.Key, Digest: once.Digest, Subject: ids.New(), Notes: json.RawMessage("null")})
+	if err == nil {
+		err = once.Check(first)
+	}
+	if err != nil {
+		return s, "", err
+	}
+	s, err = e.sessions().Get(ctx, first.Subject)
+	if fail.CodeOf(err) == fail.NotFound {
+		return session.Session{}, first.Subject, nil
+	}
+	return s, first.Subject, err
+}
+
 // request returns n as package session takes it.
 func (n NewSession) request() (session.Request, error) {
 	if strings.HasPrefix(n.Repo, ".") {
 		return session.Request{}, fail.New(fail.Usage, "repo must be an absolute path or a repository, got %q", short(n.Repo)).WithHint("use owner/repo, a git URL, or a path that starts with /")
 	}
 	ref, err := repo.Parse(n.Repo, "/")
+	if err != nil {
+		return session.Request{}, err
+	}
+	label := ref.Branch
+	if n.New {
+		label = n.Label
+	}
+	if n.Label != "" && !n.New {
+		return session.Request{}, fail.New(fail.Usage, "label is only for a new session; to open an existing one, write the label after the repository").
+			WithHint("agent-sessionizer open owner/repo@LABEL")
+	}
+	if label != "" && !repo.ValidBranch(label) {
+		return session.Request{}, fail.New(fail.Usage, "label must be a valid name of a branch, got %q", short(label)).WithHint("agent-sessionizer open owner/repo --new fix-login")
+	}
 	return session.Request{
+		Label: label, New: n.New,
 		Repo: ref, Profile: n.Profile, Image: n.Image, Resources: n.Resources, NetworkMode: n.Network,
 		WithChanges: n.WithChanges, HostServices: n.HostServices,
-	}, err
+	}, nil
 }
 
 // ignored returns the names of the options that have no effect on an existing session.

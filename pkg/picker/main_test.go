@@ -51,6 +51,7 @@ func newPicker(t *testing.T, env ...string) *Picker {
 // row is a session to put into the store.
 type row struct {
 	id, key, slug  string
+	label          string
 	path, url      string
 	phase, desired session.Phase
 	status         session.Status
@@ -76,7 +77,7 @@ func (p *Picker) put(t *testing.T, r row) {
 		r.desired = session.Ready
 	}
 	_, _, err := p.Manager.Store.Create(t.Context(), store.Session{
-		ID: r.id, Name: "agent-" + r.id, RepoKey: r.key, Repo: r.slug, Phase: "creating", Desired: "ready",
+		ID: r.id, Name: "agent-" + r.id, RepoKey: r.key, Label: r.label, Repo: r.slug, Phase: "creating", Desired: "ready",
 		Spec: marshal(session.Spec{
 			Repo: repo.Ref{Key: r.key, Slug: r.slug, Path: r.path, URL: r.url}, Image: "none",
 			Resources: config.Resources{CPUs: 2, Memory: 1 << 30, Disk: 4 << 30},

@@ -35,6 +35,7 @@ const Command = "picker"
 const (
 	ActionPreview = "preview" // of a row
 	ActionTyped   = "typed"   // Enter when no row matches
+	ActionNew     = "new"     // another session of the row's repository
 	ActionOpen    = "open"    // and stay in the picker
 	ActionStop    = "stop"
 	ActionDestroy = "destroy" // shows ActionAsk
@@ -91,6 +92,7 @@ func Unicode(env func(string) string) bool {
 
 // Pick is the user's choice.
 type Pick struct {
+	New  bool     // create other sessions of the repositories of Open
 	Open []Target // in the order in which they were marked; the first is attached
 	Exit int      // fzf's exit status if nothing was chosen
 }
@@ -140,8 +142,8 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	return picked(code, out)
 }
 
-// picked parses fzf's output: the query, the word ActionTyped if that action was used,
-// and the keys of rows.
+// picked parses fzf's output: the query, the word ActionTyped or ActionNew if that action was
+// used, and the keys of rows.
 func picked(code int, out []string) (Pick, error) {
 	if code != fzf.ExitOk && code != fzf.ExitNoMatch || len(out) == 0 {
 		return Pick{Exit: code}, nil
@@ -154,7 +156,7 @@ func picked(code int, out []string) (Pick, error) {
 		}
 		return Pick{Open: []Target{{Repo: open}}}, nil
 	}
-	var pick Pick
+	pick := Pick{New: slices.Contains(rest, ActionNew)}
 	for _, key := range rest {
 		if t, ok := ParseKey(key); ok {
 			pick.Open = append(pick.Open, t)
@@ -181,7 +183,7 @@ func (p *Picker) now(ctx context.Context) (lines []string, observations string, 
 
 const (
 	header = "enter open  tab mark  ^o stay  ^s stop  ^x destroy\n" +
-		"^y copy ssh  ? preview  alt-enter open as typed"
+		"^y copy ssh  ? preview  alt-n new  alt-enter typed"
 	self = `"$` + selfVar + `" ` + Command + ` `
 )
 
@@ -206,6 +208,7 @@ func (p *Picker) options(r *workDir) (*fzf.Options, error) {
 		"--bind=enter:wait+transform(" + enterKey + ")",
 		"--bind=double-click:wait+transform(" + enterKey + ")",
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
+		"--bind=alt-n:wait+transform(" + newKey + ")",
 		"--bind=ctrl-o:wait+bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
 		"--bind=ctrl-s:wait+bg-transform(" + self + ActionStop + " {+1})+clear-multi",
 		"--bind=ctrl-x:wait+bg-transform(" + self + ActionDestroy + " {+1})+clear-multi",
@@ -239,6 +242,7 @@ const (
 	// Rows may disappear between the check and the acceptance, and a plain accept would
 	// then end fzf without a result.
 	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept-non-empty; fi`
+	newKey   = `[ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ] || [ x{1} = x- ] || echo "print<` + ActionNew + `>+accept-non-empty"`
 )
 
 // setenv sets the environment for the commands that fzf runs; restore undoes that.

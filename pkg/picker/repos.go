@@ -18,6 +18,7 @@ const recently = 20
 // repository is a row below the separator line, with the data for its preview.
 type repository struct {
 	key    string // from repo.Ref
+	branch string // that the user's list names
 	open   string // the argument for `open`
 	name   string
 	listed bool      // in repos.txt
@@ -31,7 +32,7 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 	var rows []*repository
 	byKey := map[string]*repository{}
 	for _, s := range all {
-		byKey[s.RepoKey] = nil // it has a session
+		byKey[s.RepoKey], byKey[s.RepoKey+"@"+s.Label] = nil, nil // it has a session
 	}
 	// For a path in repos.txt, the key is known from a session or clone for which git
 	// was asked.
@@ -45,10 +46,14 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 		keyOf[c.Path] = c.Key
 	}
 	add := func(r repository) *repository {
-		known, ok := byKey[r.key]
+		key := r.key
+		if r.branch != "" {
+			key += "@" + r.branch
+		}
+		known, ok := byKey[key]
 		if !ok {
 			known = &r
-			byKey[r.key] = known
+			byKey[key] = known
 			rows = append(rows, known)
 		}
 		return known
@@ -61,8 +66,8 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 				r.key = "local:" + path
 			}
 		} else if ref, err := repo.Parse(line, "/"); err == nil {
-			if r.name = displayName(ref.Key, ref.Slug); ref.Branch != "" {
-				r.name += "@" + ref.Branch
+			if r.name, r.branch = displayName(ref.Key, ref.Slug), ref.Branch; r.branch != "" {
+				r.name += "@" + r.branch
 			}
 		} else {
 			r.key = "text:" + line // `open` reports what is wrong with it
@@ -71,8 +76,13 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 			known.listed = true
 		}
 	}
+	for _, r := range rows { // one row is enough for a repository that is listed with a branch
+		if _, ok := byKey[r.key]; !ok {
+			byKey[r.key] = r
+		}
+	}
 	for _, s := range ended {
-		r := repository{key: s.RepoKey, open: s.Spec.Repo.URL, name: s.DisplayName()}
+		r := repository{key: s.RepoKey, open: s.Spec.Repo.URL, name: s.RepoName()}
 		if path := s.Spec.Repo.Path; path != "" {
 			r.open, r.path = path, path
 		}
@@ -97,11 +107,9 @@ func repositories(all, ended []session.Session, listed []string, clones []Clone)
 }
 
 // displayName returns the display name of a repository, in the form of
-// session.Session.Called.
+// session.View.RepoName.
 func displayName(key, slug string) string {
-	s := session.Session{}
-	s.RepoKey, s.Repo = key, slug
-	return s.DisplayName()
+	return session.View{RepoKey: key, Repo: slug}.RepoName()
 }
 
 // localPath returns the absolute path that a line of repos.txt names, "" if it names

@@ -26,10 +26,11 @@ func TestRepositories(t *testing.T) {
 		{id: "000000000004", key: "local:/srv/app", slug: "app", path: "/srv/app", phase: session.Gone},
 		{id: "000000000005", slug: "o/listed", url: "https://github.com/o/listed.git", phase: session.Gone},
 		{id: "000000000006", slug: "o/first", url: "https://github.com/o/first.git", phase: session.Gone},
+		{id: "000000000007", slug: "o/labels", label: "dev", url: "https://github.com/o/labels.git", phase: session.Stopped},
 	} {
 		p.put(t, r)
 	}
-	p.Listed = []string{"o/new", "O/Listed@dev", "o/live", "https://github.com/o/new.git", "~/src/clone", "/srv/none", "what is this"}
+	p.Listed = []string{"o/new", "O/Listed@dev", "o/live", "o/labels", "o/labels@dev", "o/labels@next", "https://github.com/o/new.git", "~/src/clone", "/srv/none", "what is this"}
 	p.clones = cloneCacheReader{roots: []string{"/x"}, last: []Clone{
 		{Path: filepath.Join(home, "src/clone"), Key: "github.com/o/clone", Slug: "o/clone"},
 		{Path: "/src/live", Key: "github.com/o/live", Slug: "o/live"},
@@ -45,7 +46,7 @@ func TestRepositories(t *testing.T) {
 		got = append(got, r.name+" = "+r.open)
 	}
 	want := []string{
-		"o/new = o/new", "O/Listed@dev = O/Listed@dev", "~/src/clone = " + home + "/src/clone", "/srv/none = /srv/none", "what is this = what is this",
+		"o/new = o/new", "O/Listed@dev = O/Listed@dev", "o/labels@next = o/labels@next", "~/src/clone = " + home + "/src/clone", "/srv/none = /srv/none", "what is this = what is this",
 		"o/first = https://github.com/o/first.git", "app = /srv/app", "git.example.org/t/other = https://git.example.org/t/other",
 		"fork = /src/fork",
 	}
@@ -122,11 +123,12 @@ func TestPicked(t *testing.T) {
 		{1, []string{"o/new@dev", "typed"}, []Target{{Repo: "o/new@dev"}}},
 		{0, []string{"o/new", "typed", a}, []Target{{Repo: "o/new"}}}, // typed explicitly, in spite of the matching row
 		{0, []string{"", "-"}, nil},
+		{0, []string{"", "new", b}, []Target{{Repo: "o/r"}}},
 		{130, nil, nil},
 		{1, []string{""}, nil},
 	} {
 		got, err := picked(c.code, c.out)
-		if err != nil || !slices.Equal(got.Open, c.want) || len(c.want) == 0 && got.Exit == 0 {
+		if err != nil || !slices.Equal(got.Open, c.want) || got.New != slices.Contains(c.out, "new") || len(c.want) == 0 && got.Exit == 0 {
 			t.Errorf("picked(%d, %q) = %+v, %v, want %q", c.code, c.out, got, err, c.want)
 		}
 	}

@@ -94,19 +94,31 @@ func waitsFor(s session.Session, st state) string {
 }
 
 // order sorts sessions that need attention first, and among these the one that has
-// waited longest first. The others keep their places whatever they do, because users
+// waited longest first. The others are grouped by repository, and a repository has the
+// place of its most active session. They keep their places whatever they do, because users
 // lose track of rows that move.
 func order(all []session.Session) {
+	place := map[string]int{} // by repository: the lowest rank of a session that does not wait
+	for _, s := range all {
+		if st, _ := stateOf(s); !st.waits() {
+			if least, ok := place[s.RepoKey]; !ok || st.rank < least {
+				place[s.RepoKey] = st.rank
+			}
+		}
+	}
+	rank := func(s session.Session) (int, time.Time) {
+		if st, since := stateOf(s); st.waits() {
+			return st.rank, since
+		}
+		return place[s.RepoKey], time.Time{}
+	}
 	slices.SortFunc(all, func(a, b session.Session) int {
-		x, since := stateOf(a)
-		y, until := stateOf(b)
-		if x.rank != y.rank {
-			return x.rank - y.rank
-		}
-		if x.waits() && !since.Equal(until) {
-			return since.Compare(until)
-		}
-		return cmp.Or(strings.Compare(a.DisplayName(), b.DisplayName()), strings.Compare(a.ID, b.ID))
+		x, since := rank(a)
+		y, until := rank(b)
+		return cmp.Or(
+			x-y, since.Compare(until), strings.Compare(a.RepoName(), b.RepoName()),
+			strings.Compare(a.RepoKey, b.RepoKey), strings.Compare(a.Label, b.Label), strings.Compare(a.ID, b.ID),
+		)
 	})
 }
 

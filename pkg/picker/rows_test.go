@@ -81,6 +81,35 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// The sessions of a repository are shown together, unless one needs its user.
+func TestOrderOfOneRepository(t *testing.T) {
+	p := newPicker(t)
+	for i, r := range []row{
+		{slug: "o/a", phase: session.Ready},
+		{slug: "o/b", label: "fix", phase: session.Ready, status: attention(guestproto.AgentWorking, "", time.Now())},
+		{slug: "o/b", label: "2", phase: session.Stopped},
+		{slug: "o/b", label: "dev", phase: session.Broken, err: "no space"},
+		{slug: "o/b", phase: session.Stopped},
+		{slug: "o/b-c", phase: session.Stopped},
+		{slug: "o/d", phase: session.Ready, status: attention(guestproto.AgentWorking, "", time.Now())},
+	} {
+		r.id = fmt.Sprintf("%012x", i)
+		p.put(t, r)
+	}
+	lines, _, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range lines {
+		got = append(got, strings.Join(strings.Fields(l)[2:4], " "))
+	}
+	want := []string{"o/b@dev broken", "o/b stopped", "o/b@2 stopped", "o/b@fix working", "o/d working", "o/a ready", "o/b-c stopped"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
+	}
+}
+
 var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
 
 // TestRowsAreHarmless checks that each row is one line of limited width per column,

@@ -78,14 +78,17 @@ func Parse(s, cwd string) (Ref, error) {
 // directory: owner/repo at github.com, or a git URL. It returns "" for anything
 // else.
 func KeyOf(s string) string {
+	ref, _ := ParseRemote(s)
+	return ref.Key
+}
+
+// ParseRemote parses what KeyOf accepts. ok is false for anything else.
+func ParseRemote(s string) (ref Ref, ok bool) {
 	if isLocal(s) {
-		return ""
+		return Ref{}, false
 	}
 	ref, err := Parse(s, "/")
-	if err != nil {
-		return ""
-	}
-	return ref.Key
+	return ref, err == nil
 }
 
 // printable rejects strings that are invalid in every form of reference.
@@ -127,7 +130,7 @@ func parseShort(s string) (Ref, error) {
 	if !ownerName.MatchString(owner) || !repoName.MatchString(repo) || !fitPart(repo) {
 		return Ref{}, refuse(s, "invalid repository name")
 	}
-	if hasBranch && !validBranch(branch) {
+	if hasBranch && !ValidBranch(branch) {
 		return Ref{}, refuse(s, "invalid branch name")
 	}
 	ref := remote("github.com", []string{owner, repo}, "https://github.com/"+owner+"/"+repo+".git")
@@ -261,9 +264,9 @@ func fitPart(s string) bool {
 	return !strings.HasSuffix(s, ".") && !strings.HasSuffix(strings.ToLower(s), ".git")
 }
 
-// validBranch rejects the names that validRefName rejects, and those that have a meaning
-// for a shell or an option parser.
-func validBranch(s string) bool {
+// ValidBranch reports whether s can be the branch in owner/repo@branch. It rejects the names
+// that validRefName rejects, and those that have a meaning for a shell or an option parser.
+func ValidBranch(s string) bool {
 	return validRefName(s) && s != "HEAD" && s != "@" && !strings.HasPrefix(s, "-") &&
 		!strings.HasPrefix(s, "refs/") && !strings.ContainsAny(s, "$`;|&<>\"'!") && len(s) <= 200
 }

@@ -154,6 +154,30 @@ func checkSessions(as func(ops.Scope) host) {
 	if !made.Created || again.Created || again.ID != made.ID || made.State != session.Creating {
 		t.Errorf("sessions created = %+v and %+v, want one, in state creating", made, again)
 	}
+	// Another session of the repository. A repeated request makes no other one.
+	another := create
+	another.Key, another.Body.New = "k1", true
+	second, repeated := mustAsk(h, ops.CreateSession, another), mustAsk(h, ops.CreateSession, another)
+	if second.ID == made.ID || second.Label != "main-2" || repeated.ID != second.ID {
+		t.Errorf("new sessions = %s (label %q), then with the same key %s, want another of %s with label main-2, twice", second.Name, second.Label, repeated.Name, made.Name)
+	}
+	other := another
+	other.Body.Label = "fix"
+	refused(h, fail.Conflict, ops.CreateSession, other)
+	other.Key, other.Body.New = "", false
+	refused(h, fail.Usage, ops.CreateSession, other)
+	other.Body.New = true
+	if v := mustAsk(h, ops.CreateSession, other); v.DisplayName() != "acme/app@fix" {
+		t.Errorf("session with a label = %s, want acme/app@fix", v.DisplayName())
+	}
+	other.Key = "k2"
+	refused(h, fail.Conflict, ops.CreateSession, other)
+	for _, label := range []string{"fix", "main-2"} {
+		v := mustAsk(h, ops.FindSession, ops.FindRequest{Name: "acme/app@" + label, Gone: true})
+		mustAsk(h, ops.DestroySession, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: v.ID}, Force: true})
+	}
+	refused(h, fail.Usage, ops.FindSession, ops.FindRequest{Name: "acme/app", Gone: true}) // three have labels
+
 	at := ops.SessionPath{ID: made.ID}
 	if v := mustAsk(reader, ops.GetSession, at); v.Name != made.Name || v.RepoKey != "github.com/acme/app" {
 		t.Errorf("session = %+v, want that of acme/app", v)

@@ -117,10 +117,12 @@ func (h homeFiles) saveHomeNow(s Session) (guestclient.SavePatterns, error) {
 // nothing of this session is saved: that would replace a saved home whose files this
 // session never had.
 func (h homeFiles) restoreSavedHome(ctx context.Context, s Session, g guestclient.Guest, save guestclient.SavePatterns) error {
+	homes := SavedHomes{Paths: h.w.Sessions.Config.Paths}
+	label := homes.fallback(s.RepoKey, s.Label)
 	without := func(err error) {
-		h.w.warn(ctx, s.ID, "agent-sessionizer home rm "+s.DisplayName(), "continuing without the saved home, which is unchanged: %v", err)
+		h.w.warn(ctx, s.ID, "agent-sessionizer home rm "+withLabel(s.RepoName(), label), "continuing without the saved home, which is unchanged: %v", err)
 	}
-	f, archive, err := SavedHomes{Paths: h.w.Sessions.Config.Paths}.open(s.RepoKey)
+	f, archive, err := homes.open(s.RepoKey, label)
 	if err != nil {
 		without(err)
 		return nil
@@ -189,7 +191,7 @@ func (h homeFiles) trySaveHome(ctx context.Context, s Session, g guestclient.Gue
 			return err
 		}
 		var notes []string
-		k := SavedHome{RepoKey: s.RepoKey, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
+		k := SavedHome{RepoKey: s.RepoKey, Label: s.Label, Repo: s.Session.Repo, Session: s.Name, SavedAt: time.Now().UTC().Truncate(time.Second)}
 		err := SavedHomes{Paths: h.w.Sessions.Config.Paths}.write(limited, k, save.Max, h.w.Redact, func(ctx context.Context, to io.Writer) (err error) {
 			notes, err = g.SaveHome(ctx, save, to)
 			return err

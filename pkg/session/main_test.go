@@ -64,7 +64,7 @@ func put(t *testing.T, m *Manager, id, slug string, p, desired Phase, status Sta
 		t.Fatal(err)
 	}
 	_, _, err = m.Store.Create(t.Context(), store.Session{
-		ID: id, Name: Name(slug, id[:6], 58), RepoKey: "github.com/" + slug, Repo: slug, Phase: string(Creating), Desired: string(Ready), Spec: spec,
+		ID: id, Name: Name(slug, "", id[:6], 58), RepoKey: "github.com/" + slug, Repo: slug, Phase: string(Creating), Desired: string(Ready), Spec: spec,
 	}, phaseEvent("", Creating, Ready), func([]store.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,6 +36,7 @@ type Manager struct {
 
 // Request describes the session that is asked for.
 type Request struct {
+	ID           string // of the new session; "" to choose one
 	Repo         repo.Ref
 	Profile      string
 	Image        string           // "" means as configured
@@ -50,12 +50,17 @@ type Request struct {
 	Task         string                   // the task that will own the session; "" for a person's session
 	Within       *Bounds                  // the rights of the session that submitted the task
 	Branch       string                   // a new branch for the checkout, at the commit that Repo selects
+	Label        string                   // distinguishes the sessions of a repository
+	New          bool                     // create a session, even if the repository has one; without a label, choose one
 	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
 }
 
-// Open returns the session of the repository, or of the task if r names one, and
+// Open returns the session of the repository with the label, or of the task if r names one, and
 // creates it if none exists. It sets the desired phase of an existing one to Ready,
 // whatever it was before. The notices list what was not done as requested.
+//
+// If r.New is set, Open never returns an existing session: with a label that is in use, it
+// returns fail.Conflict.
 func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool, notices []string, err error) {
 	spec, notices, err := m.spec(r)
 	if err != nil {
@@ -77,18 +82,27 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	id := ids.New()
-	row, created, err := m.Store.Create(ctx, store.Session{
-		ID: id, Name: Name(r.Repo.Slug, id[:6], budget),
-		RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
-	}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
-		return admit(others, spec.Resources, m.Config.Limits, host)
-	})
-	if err != nil {
-		return Session{}, false, nil, err
+	id := cmp.Or(r.ID, ids.New())
+	var row store.Session
+	for label := range r.labels() {
+		row, created, err = m.Store.Create(ctx, store.Session{
+			ID: id, Name: Name(r.Repo.Slug, label, id[:6], budget),
+			RepoKey: r.Repo.Key, Label: label, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
+		}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
+			return admit(others, spec.Resources, m.Config.Limits, host)
+		})
+		if err != nil {
+			return Session{}, false, nil, err
+		}
+		if created {
+			break
+		}
 	}
 	if s, err = read(row, nil); err != nil {
 		return s, false, nil, err
+	}
+	if r.New && !created {
+		return s, false, nil, fail.New(fail.Conflict, "%s exists already: session %s", s.DisplayName(), s.Name).WithHint("agent-sessionizer open %s", s.Name)
 	}
 	if created {
 		return s, true, notices, m.wake(ctx, s.ID)
@@ -267,67 +281,22 @@ func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
 	return read(m.Store.Session(ctx, id))
 }
 
-// ByRepo returns the session of a repository by the repository's key, or
-// fail.NotFound when it has none.
-func (m *Manager) ByRepo(ctx context.Context, key string) (Session, error) {
-	all, err := m.List(ctx)
-	if err != nil {
-		return Session{}, err
-	}
-	for _, s := range all {
-		if s.RepoKey == key && s.Task == "" {
-			return s, nil
-		}
-	}
-	return Session{}, fail.New(fail.NotFound, "no session for %s", key).WithHint("agent-sessionizer list")
-}
-
-// Find resolves what a person typed: a session's name, its id or the start of it, the
-// repository, or the repository's short name when only one matches. owner/repo means
-// github.com, because any other host could claim to have a repository of that name.
-func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
-	all, err := m.List(ctx)
-	if err != nil {
-		return Session{}, err
-	}
-	key := repo.KeyOf(what)
-	for _, match := range []func(Session) bool{
-		func(s Session) bool { return s.Name == what || s.ID == what },
-		// A repository's session is the person's, not one of its tasks'.
-		func(s Session) bool { return s.Task == "" && (s.RepoKey == what || key != "" && s.RepoKey == key) },
-		// This is one rule, not two: the repository "cafe" and the id cafe01… are
-		// ambiguous, and the caller may destroy what Find returns.
-		func(s Session) bool {
-			return len(what) >= 4 && (strings.HasPrefix(s.ID, what) || strings.HasSuffix(s.Name, "-"+what)) ||
-				s.Task == "" && strings.EqualFold(filepath.Base(s.Repo), what)
-		},
-	} {
-		var found []Session
-		for _, s := range all {
-			if match(s) {
-				found = append(found, s)
-			}
-		}
-		s, ok, err := lifecycle.Only(found, what, "agent-sessionizer list", func(s Session) string { return s.Name })
-		if ok || err != nil {
-			return s, err
-		}
-	}
-	return Session{}, fail.New(fail.NotFound, "no session %q", what).WithHint("agent-sessionizer list")
-}
-
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// Name returns agent-OWNER-REPO-xxxxxx, shortened to at most budget bytes.
-func Name(slug, suffix string, budget int) string {
-	slug = strings.Trim(notInName.ReplaceAllString(strings.ToLower(slug), "-"), "-")
-	if slug == "" {
-		slug = "repo"
+// Name returns agent-OWNER-REPO-LABEL-xxxxxx, shortened to at most budget bytes. A label gets at
+// most half of what suffix leaves.
+func Name(slug, label, suffix string, budget int) string {
+	left := max(budget-len("agent--")-len(suffix), 1)
+	if label = nameWord(label, left/2-1); label != "" {
+		label, left = "-"+label, left-len("-"+label)
 	}
-	if left := budget - len("agent--") - len(suffix); len(slug) > left {
-		slug = strings.TrimRight(slug[:max(left, 1)], "-")
-	}
-	return "agent-" + slug + "-" + suffix
+	return "agent-" + cmp.Or(nameWord(slug, left), nameWord("repo", left)) + label + "-" + suffix
+}
+
+// nameWord returns text as a part of a session's name, at most that many bytes long.
+func nameWord(text string, most int) string {
+	text = strings.Trim(notInName.ReplaceAllString(strings.ToLower(text), "-"), "-")
+	return strings.TrimRight(text[:max(min(len(text), most), 0)], "-")
 }
 
 // nameBudget returns how long a VM's name may be. Two limits apply. A UNIX socket's
@@ -365,21 +334,4 @@ func (m *Manager) LastPhaseSeq(ctx context.Context, id string) (int64, error) {
 			}
 		}
 	}
-}
-
-// Ended reports whether what names a session that is gone.
-func (m *Manager) Ended(ctx context.Context, what string) (bool, error) {
-	rows, err := m.Store.Sessions(ctx, true)
-	if err != nil {
-		return false, err
-	}
-	key := repo.KeyOf(what)
-	for _, r := range rows {
-		named := r.Name == what || r.ID == what || r.RepoKey == what || key != "" && r.RepoKey == key ||
-			strings.HasPrefix(r.RepoKey, "local:") && strings.EqualFold(r.Repo, what)
-		if Phase(r.Phase) == Gone && named {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -319,7 +319,7 @@ func TestSameNameOnAnotherHost(t *testing.T) {
 		t.Errorf("secrets of github.com/o/r = %v, %v, want T=env:GITHUB", set.Secrets, err)
 	}
 	for what, want := range map[string]string{
-		"o/r": github.ID, "O/R": github.ID, "https://github.com/o/r": github.ID, "o/r@branch": github.ID,
+		"o/r": github.ID, "O/R": github.ID, "https://github.com/o/r": github.ID,
 		"evil.example/o/r": evil.ID, "https://evil.example/o/r.git": evil.ID, "git@evil.example:o/r": evil.ID,
 	} {
 		if s, err := m.Find(t.Context(), what); err != nil || s.ID != want {

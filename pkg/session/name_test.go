@@ -10,25 +10,30 @@ import (
 
 func TestName(t *testing.T) {
 	for _, c := range []struct {
-		slug   string
-		budget int
-		want   string
+		slug, label string
+		budget      int
+		want        string
 	}{
-		{"owner/repo", 58, "agent-owner-repo-0123ab"},
-		{"Owner/My_Repo.js", 58, "agent-owner-my-repo-js-0123ab"},
-		{"../../etc", 58, "agent-etc-0123ab"},
-		{"-/-", 58, "agent-repo-0123ab"},
-		{"", 58, "agent-repo-0123ab"},
-		{"日本/語", 58, "agent-repo-0123ab"},
-		{"a;rm -rf $HOME", 58, "agent-a-rm-rf-home-0123ab"},
-		{"a\nb\x00c", 58, "agent-a-b-c-0123ab"},
-		{strings.Repeat("x", 100), 58, "agent-" + strings.Repeat("x", 45) + "-0123ab"},
-		{"owner/repo", 20, "agent-owner-r-0123ab"},
-		{"owner/repo", 19, "agent-owner-0123ab"}, // no dash before the dash
-		{"owner/repo", 0, "agent-o-0123ab"},
+		{"owner/repo", "", 58, "agent-owner-repo-0123ab"},
+		{"Owner/My_Repo.js", "", 58, "agent-owner-my-repo-js-0123ab"},
+		{"../../etc", "", 58, "agent-etc-0123ab"},
+		{"-/-", "", 58, "agent-repo-0123ab"},
+		{"", "", 58, "agent-repo-0123ab"},
+		{"日本/語", "", 58, "agent-repo-0123ab"},
+		{"a;rm -rf $HOME", "", 58, "agent-a-rm-rf-home-0123ab"},
+		{"a\nb\x00c", "", 58, "agent-a-b-c-0123ab"},
+		{strings.Repeat("x", 100), "", 58, "agent-" + strings.Repeat("x", 45) + "-0123ab"},
+		{"owner/repo", "", 20, "agent-owner-r-0123ab"},
+		{"owner/repo", "", 19, "agent-owner-0123ab"}, // no dash before the dash
+		{"owner/repo", "", 0, "agent-o-0123ab"},
+		{"owner/repo", "Fix/Login_1", 58, "agent-owner-repo-fix-login-1-0123ab"},
+		{"owner/repo", "-", 58, "agent-owner-repo-0123ab"},
+		{strings.Repeat("x", 100), "fix", 58, "agent-" + strings.Repeat("x", 41) + "-fix-0123ab"},
+		{"owner/repo", strings.Repeat("y", 100), 58, "agent-owner-repo-" + strings.Repeat("y", 21) + "-0123ab"},
+		{"owner/repo", "fix", 0, "agent-o-0123ab"},
 	} {
-		if got := Name(c.slug, "0123ab", c.budget); got != c.want {
-			t.Errorf("Name(%q) within %d bytes = %s, want %s", c.slug, c.budget, got, c.want)
+		if got := Name(c.slug, c.label, "0123ab", c.budget); got != c.want {
+			t.Errorf("Name(%q, %q) within %d bytes = %s, want %s", c.slug, c.label, c.budget, got, c.want)
 		}
 	}
 }
@@ -36,18 +41,18 @@ func TestName(t *testing.T) {
 var nameForm = regexp.MustCompile(`^agent-[a-z0-9]+(-[a-z0-9]+)*-[0-9a-f]{6}$`)
 
 func FuzzName(f *testing.F) {
-	f.Add("owner/repo", 58)
-	f.Add("a-/-b", 16)
-	f.Add("İ\xff/ſ", 20)
-	f.Fuzz(func(t *testing.T, slug string, budget int) {
+	f.Add("owner/repo", "", 58)
+	f.Add("a-/-b", "x-/-y", 16)
+	f.Add("İ\xff/ſ", "İ", 20)
+	f.Fuzz(func(t *testing.T, slug, label string, budget int) {
 		const least = len("agent-x-012345")
 		budget = least + (budget&0xff)%(63-least)
-		name := Name(slug, "012345", budget)
+		name := Name(slug, label, "012345", budget)
 		if !nameForm.MatchString(name) || len(name) > budget {
-			t.Fatalf("Name(%q) = %q, want a valid name of at most %d bytes", slug, name, budget)
+			t.Fatalf("Name(%q, %q) = %q, want a valid name of at most %d bytes", slug, label, name, budget)
 		}
-		if Name(slug, "543210", budget) == name {
-			t.Fatalf("Name(%q) = %q for two suffixes, want two names", slug, name)
+		if Name(slug, label, "543210", budget) == name {
+			t.Fatalf("Name(%q, %q) = %q for two suffixes, want two names", slug, label, name)
 		}
 	})
 }
@@ -68,7 +73,7 @@ func TestNameBudget(t *testing.T) {
 			}
 			continue
 		}
-		name := Name(strings.Repeat("long/name", 20), "012345", budget)
+		name := Name(strings.Repeat("long/name", 20), "", "012345", budget)
 		if socket := home + "/" + name + "/ssh.sock.1234567890123456"; len(socket) > 103 || len("lima-"+name) > 63 {
 			t.Fatalf("socket for a home of %d bytes = %s (%d bytes), want at most 103, and a hostname of at most 63", n, socket, len(socket))
 		}

@@ -24,9 +24,10 @@ import (
 )
 
 // SavedHome describes a repository's saved home: what its last session left for its next
-// one.
+// one. The sessions with a label have their own.
 type SavedHome struct {
 	RepoKey string    `json:"repo_key"`
+	Label   string    `json:"label,omitempty"`
 	Repo    string    `json:"repo"`
 	Session string    `json:"session"` // the last session
 	SavedAt time.Time `json:"saved_at"`
@@ -36,7 +37,7 @@ type SavedHome struct {
 // A saved home is one file: a line of JSON, which is SavedHome without its size, and then
 // an archive of package homearchive as the guest wrote it. The host never reads the
 // archive. Because both are in one file, one rename replaces both: a half-written file is
-// never used, and no archive is restored for another repository than the line names.
+// never used, and no archive is restored for another repository or label than the line names.
 const (
 	savedHomeSuffix    = ".home"
 	maxSavedHomeHeader = 8 << 10 // maximum length of the line, in bytes
@@ -45,21 +46,27 @@ const (
 // SavedHomes are the saved homes of all repositories.
 type SavedHomes struct{ Paths config.Paths }
 
-func (h SavedHomes) file(repoKey string) string {
+// Name returns the key of the repository, and the label after an "@".
+func (k SavedHome) Name() string { return withLabel(k.RepoKey, k.Label) }
+
+func (h SavedHomes) file(repoKey, label string) string {
+	if label != "" {
+		repoKey += "\x00" + label
+	}
 	sum := sha256.Sum256([]byte(repoKey))
 	return filepath.Join(h.Paths.SavedHomes(), hex.EncodeToString(sum[:16])+savedHomeSuffix)
 }
 
-// write replaces the saved home of k.RepoKey with what from writes, if that is
+// write replaces the saved home of k.RepoKey and k.Label with what from writes, if that is
 // complete and at most this many bytes long. An empty archive removes the saved home.
 // The secrets of redact are overwritten without changing the length. Only the keeper
-// of the repository's one session calls write.
+// of the one session with that label calls write.
 func (h SavedHomes) write(ctx context.Context, k SavedHome, most int64, redact *secret.Redactor, from func(context.Context, io.Writer) error) error {
 	line, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	file := h.file(k.RepoKey)
+	file := h.file(k.RepoKey, k.Label)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "create directory of saved homes: %w", err)
 	}
@@ -129,9 +136,18 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// open opens a repository's saved home; it returns nil when none exists.
-func (h SavedHomes) open(repoKey string) (*os.File, io.Reader, error) {
-	f, err := os.Open(h.file(repoKey))
+// fallback returns the label of the saved home for a session with that label: the same one, or
+// none if that does not exist.
+func (h SavedHomes) fallback(repoKey, label string) string {
+	if _, err := os.Lstat(h.file(repoKey, label)); errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return label
+}
+
+// open opens a saved home; it returns nil when none exists.
+func (h SavedHomes) open(repoKey, label string) (*os.File, io.Reader, error) {
+	f, err := os.Open(h.file(repoKey, label))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -139,8 +155,8 @@ func (h SavedHomes) open(repoKey string) (*os.File, io.Reader, error) {
 		return nil, nil, fail.New(fail.Host, "read saved home: %w", err)
 	}
 	k, archive, err := readSavedHome(f)
-	if err == nil && k.RepoKey != repoKey {
-		err = fmt.Errorf("%s belongs to another repository", f.Name())
+	if err == nil && (k.RepoKey != repoKey || k.Label != label) {
+		err = fmt.Errorf("%s belongs to %s", f.Name(), k.Name())
 	}
 	if err != nil {
 		f.Close()
@@ -186,21 +202,20 @@ func (h SavedHomes) List() ([]SavedHome, error) {
 		}
 		all = append(all, k)
 	}
-	slices.SortFunc(all, func(a, b SavedHome) int { return cmp.Compare(a.RepoKey, b.RepoKey) })
+	slices.SortFunc(all, func(a, b SavedHome) int { return cmp.Compare(a.Name(), b.Name()) })
 	return all, nil
 }
 
-// Remove removes a repository's saved home and returns the repository's key. what
-// is that key or the repository's short name. A live session saves its home again
-// when it stops.
-func (h SavedHomes) Remove(what string) (key string, err error) {
+// Remove removes a saved home and returns its name. what is that name or the repository's
+// short name with the label. A live session saves its home again when it stops.
+func (h SavedHomes) Remove(what string) (name string, err error) {
 	all, err := h.List()
 	if err != nil {
 		return "", err
 	}
 	for _, match := range []func(SavedHome) bool{
-		func(k SavedHome) bool { return k.RepoKey == what },
-		func(k SavedHome) bool { return strings.EqualFold(filepath.Base(k.Repo), what) },
+		func(k SavedHome) bool { return k.Name() == what },
+		func(k SavedHome) bool { return strings.EqualFold(withLabel(filepath.Base(k.Repo), k.Label), what) },
 	} {
 		var found []SavedHome
 		for _, k := range all {
@@ -210,11 +225,11 @@ func (h SavedHomes) Remove(what string) (key string, err error) {
 		}
 		switch {
 		case len(found) == 1:
-			err := os.Remove(h.file(found[0].RepoKey))
+			err := os.Remove(h.file(found[0].RepoKey, found[0].Label))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", fail.New(fail.Host, "remove saved home: %w", err)
 			}
-			return found[0].RepoKey, nil
+			return found[0].Name(), nil
 		case len(found) > 1:
 			return "", fail.New(fail.Usage, "%q could be any of %d repositories", what, len(found)).WithHint("agent-sessionizer home list")
 		}

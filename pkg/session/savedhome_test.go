@@ -48,7 +48,7 @@ func sends(b []byte) func(context.Context, io.Writer) error {
 // savedArchive returns the archive of a repository's saved home, or "" when none exists.
 func savedArchive(t *testing.T, m *Manager, key string) string {
 	t.Helper()
-	f, r, err := SavedHomes{Paths: m.Config.Paths}.open(key)
+	f, r, err := SavedHomes{Paths: m.Config.Paths}.open(key, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestSavedHome(t *testing.T) {
 	if all[0] != a {
 		t.Errorf("saved home = %+v, want %+v", all[0], a)
 	}
-	for _, dir := range []string{m.Config.Paths.SavedHomes(), SavedHomes{Paths: m.Config.Paths}.file(a.RepoKey)} {
+	for _, dir := range []string{m.Config.Paths.SavedHomes(), SavedHomes{Paths: m.Config.Paths}.file(a.RepoKey, "")} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o077 != 0 {
 			t.Errorf("mode of %s = %v, %v, want no access for others", dir, st, err)
 		}
@@ -117,10 +117,10 @@ func TestSavedHomeOfAnotherRepository(t *testing.T) {
 	if err := (SavedHomes{Paths: m.Config.Paths}).write(t.Context(), SavedHome{RepoKey: "github.com/o/a"}, 2000, nil, sends(archive(t, "of a"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a"), SavedHomes{Paths: m.Config.Paths}.file("github.com/o/b")); err != nil {
+	if err := os.Rename(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a", ""), SavedHomes{Paths: m.Config.Paths}.file("github.com/o/b", "")); err != nil {
 		t.Fatal(err)
 	}
-	if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/b"); err == nil || f != nil {
+	if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/b", ""); err == nil || f != nil {
 		t.Errorf("open(github.com/o/b) with another repository's file = %v, want an error", err)
 	}
 }
@@ -135,7 +135,7 @@ func TestWriteSavedHomeIsWholeOrNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A killed keeper leaves this behind.
-	if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file(k.RepoKey)+".new", []byte("half"), 0o644); err != nil {
+	if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file(k.RepoKey, "")+".new", []byte("half"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	large := archive(t, strings.Repeat("x", 2001))
@@ -246,10 +246,10 @@ func TestDamagedSavedHome(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{"", "{}", "no JSON\n", strings.Repeat("x", 3*maxSavedHomeHeader) + "\n"} {
-		if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a"), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(SavedHomes{Paths: m.Config.Paths}.file("github.com/o/a", ""), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/a"); err == nil || f != nil {
+		if f, _, err := (SavedHomes{Paths: m.Config.Paths}).open("github.com/o/a", ""); err == nil || f != nil {
 			t.Errorf("open of %.20q = %v, want an error", text, err)
 		}
 		if _, err := (SavedHomes{Paths: m.Config.Paths}).List(); !strings.HasPrefix(fail.HintOf(err), "rm ") {

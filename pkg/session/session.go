@@ -225,12 +225,21 @@ func read(row store.Session, err error) (Session, error) {
 // name.
 func (s Session) VM() string { return cmp.Or(s.Status.VM, s.Name) }
 
-// DisplayName returns the repository as a user names it: a directory's name, owner/repo,
-// or HOST/owner/repo where the host is not github.com.
-func (s Session) DisplayName() string { return s.View().DisplayName() }
+// DisplayName returns RepoName, and the label after an "@".
+func (s Session) DisplayName() string { return withLabel(s.RepoName(), s.Label) }
 
-// DisplayName returns the repository as a user names it, as for a Session.
-func (v View) DisplayName() string {
+// DisplayName returns RepoName, and the label after an "@".
+func (v View) DisplayName() string { return withLabel(v.RepoName(), v.Label) }
+
+// ShortName returns the repository without its host, and the label after an "@".
+func (v View) ShortName() string { return withLabel(v.Repo, v.Label) }
+
+// RepoName returns the repository as a user names it: a directory's name, owner/repo,
+// or HOST/owner/repo where the host is not github.com.
+func (s Session) RepoName() string { return View{Repo: s.Session.Repo, RepoKey: s.RepoKey}.RepoName() }
+
+// RepoName returns the repository as a user names it, as for a Session.
+func (v View) RepoName() string {
 	host, _, _ := strings.Cut(v.RepoKey, "/")
 	if host == "github.com" || strings.HasPrefix(v.RepoKey, "local:") {
 		return v.Repo
@@ -251,7 +260,9 @@ type View struct {
 	ID              string               `json:"id"`
 	Name            string               `json:"name"`
 	Repo            string               `json:"repo"`
-	RepoKey         string               `json:"repo_key"` // with the host: "github.com/owner/repo", "local:/path"
+	RepoKey         string               `json:"repo_key"`        // with the host: "github.com/owner/repo", "local:/path"
+	Label           string               `json:"label,omitempty"` // distinguishes the sessions of a repository: owner/repo@LABEL
+	RepoURL         string               `json:"repo_url,omitempty"`
 	State           Phase                `json:"state"`
 	Desired         Phase                `json:"desired"`
 	CreatedAt       time.Time            `json:"created_at"`
@@ -287,7 +298,7 @@ type View struct {
 func (s Session) View() View {
 	v := View{
 		Error: lifecycle.LastError(s.ErrorCode, s.ErrorMessage, s.ErrorHint),
-		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Task: s.Task, State: s.Phase, Desired: s.Desired,
+		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Label: s.Label, RepoURL: s.Spec.Repo.URL, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,

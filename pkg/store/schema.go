@@ -162,4 +162,9 @@ var schema = []string{
 	ALTER TABLE usage ADD COLUMN tree TEXT NOT NULL DEFAULT '';
 	UPDATE usage SET tree = CASE task WHEN '' THEN session ELSE task END || '/';
 	CREATE INDEX usage_by_tree ON usage(tree);`,
+
+	// Several sessions of one repository, each with its own label.
+	`ALTER TABLE sessions ADD COLUMN label TEXT NOT NULL DEFAULT '';
+	DROP INDEX one_session_per_repo;
+	CREATE UNIQUE INDEX one_session_per_label ON sessions(repo_key, label) WHERE task = '' AND phase <> 'gone';`,
 }

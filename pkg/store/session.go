@@ -16,7 +16,8 @@ import (
 type Session struct {
 	ID             string
 	Name           string // the VM's name, unique forever
-	RepoKey        string // identity of the repository; unique among sessions that are not gone and belong to no task
+	RepoKey        string // identity of the repository
+	Label          string // unique among the sessions of a repository that are not gone and belong to no task; never changes
 	Repo           string // as shown to users
 	Task           string // id of the task that owns the session, "" for a person's; never changes
 	Phase          string
@@ -41,7 +42,7 @@ func (s *Session) SetError(code, message, hint string) {
 func (s *Session) title() string                { return "session " + s.Name }
 func (s *Session) state() (*string, *time.Time) { return &s.Phase, &s.StateChangedAt }
 
-const sessionColumns = `id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256,
+const sessionColumns = `id, name, repo_key, label, repo, task, phase, desired, created_at, state_changed_at, error_code, error_message, error_hint, spec, status, token_sha256,
 	(SELECT COUNT(*) FROM usage WHERE session = sessions.id), COALESCE((SELECT SUM(tokens) FROM usage WHERE session = sessions.id), 0),
 	COALESCE((SELECT SUM(cost) FROM usage WHERE session = sessions.id), 0)`
 
@@ -49,7 +50,7 @@ func scanSession(row scanner) (Session, error) {
 	var s Session
 	var created, changed int64
 	var spec, status string
-	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Repo, &s.Task, &s.Phase, &s.Desired, &created, &changed,
+	err := row.Scan(&s.ID, &s.Name, &s.RepoKey, &s.Label, &s.Repo, &s.Task, &s.Phase, &s.Desired, &created, &changed,
 		&s.ErrorCode, &s.ErrorMessage, &s.ErrorHint, &spec, &status, &s.TokenSHA256, &s.Used.Requests, &s.Used.Tokens, &s.Used.Cost)
 	s.CreatedAt, s.StateChangedAt = moment(created), moment(changed)
 	s.Spec, s.Status = json.RawMessage(spec), json.RawMessage(status)
@@ -102,17 +103,17 @@ func sessionsQuery(gone bool) string {
 
 // Create inserts n with ev as its first event, unless a matching session exists that
 // is not gone; that one is then returned instead. If n has a task, the task's session
-// matches. Otherwise a session with the same RepoKey and no task does. admit sees the
+// matches. Otherwise a session with the same RepoKey and Label and no task does. admit sees the
 // other sessions in the same transaction and may refuse; it must be quick and must
 // not use the store.
 func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(others []Session) error) (row Session, created bool, err error) {
-	same, of := `task = '' AND repo_key = ?`, n.RepoKey
+	same, of := `task = '' AND repo_key = ? AND label = ?`, []any{n.RepoKey, n.Label}
 	if n.Task != "" {
-		same, of = `task <> '' AND task = ?`, n.Task // the redundant condition makes SQLite use the index
+		same, of = `task <> '' AND task = ?`, []any{n.Task} // the redundant condition makes SQLite use the index
 	}
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		created = false // this function may run a second time
-		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of))
+		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of...))
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
@@ -127,9 +128,9 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 			return err
 		}
 		made := now().UnixMilli()
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, repo, task, phase, desired, created_at, state_changed_at, spec, status, token_sha256)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.RepoKey, n.Repo, n.Task, n.Phase, n.Desired, made, made, string(n.Spec), cmp.Or(string(n.Status), "{}"), n.TokenSHA256); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sessions (id, name, repo_key, label, repo, task, phase, desired, created_at, state_changed_at, spec, status, token_sha256)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.ID, n.Name, n.RepoKey, n.Label, n.Repo, n.Task, n.Phase, n.Desired, made, made, string(n.Spec), cmp.Or(string(n.Status), "{}"), n.TokenSHA256); err != nil {
 			return fmt.Errorf("insert session %s: %w", n.ID, err)
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {

@@ -158,6 +158,21 @@ func TestCreateMakesExactlyOne(t *testing.T) {
 	}
 }
 
+// A repository has one live session per label.
+func TestCreateByLabel(t *testing.T) {
+	s, _ := withSession(t)
+	for _, c := range []struct {
+		id, label, want string
+		created         bool
+	}{{"two", "fix", "two", true}, {"three", "fix", "two", false}, {"four", "", "one", false}, {"five", "Fix", "five", true}} {
+		n := row(c.id)
+		n.Label = c.label
+		if got, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); err != nil || created != c.created || got.ID != c.want || got.Label != c.label {
+			t.Errorf("Create with label %q = %s (label %q), %t, %v, want %s, %t", c.label, got.ID, got.Label, created, err, c.want, c.created)
+		}
+	}
+}
+
 func TestRefusedCreateWritesNothing(t *testing.T) {
 	s, _ := withSession(t)
 	no := fail.New(fail.Conflict, "full")

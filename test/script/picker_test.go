@@ -132,7 +132,7 @@ func (w *world) states() map[string]session.Phase {
 	}
 	all := map[string]session.Phase{}
 	for _, v := range views {
-		all[v.Repo] = v.State
+		all[v.ShortName()] = v.State
 	}
 	return all
 }
@@ -270,7 +270,7 @@ func (s *term) types(text, pattern string) {
 // leaves presses a key until the picker is gone.
 func (s *term) leaves(key string) {
 	s.w.t.Helper()
-	s.until("leave the picker", lacks(`alt-enter open as typed`), func() { s.keys(key) })
+	s.until("leave the picker", lacks(`alt-enter typed`), func() { s.keys(key) })
 }
 
 // until presses keys until the screen satisfies done. It repeats them rarely, since keys
@@ -399,7 +399,7 @@ func TestPickerOpens(t *testing.T) {
 	// matches.
 	s.types("no such thing", `^> no such thing`)
 	s.presses(`type OWNER`, "Enter")
-	s.types("x", `alt-enter open as typed`)
+	s.types("x", `alt-enter typed`)
 	s.misses(`type OWNER`)
 	s.types("~/another", `^> +~/another-one`)
 	s.leaves("M-Enter")
@@ -419,6 +419,15 @@ func TestPickerOpens(t *testing.T) {
 	if got := w.states()["zzz"]; got != session.Ready {
 		t.Errorf("state of zzz = %s, want %s", got, session.Ready)
 	}
+
+	// Alt-N makes another session of the row's repository.
+	s = w.term("agent-sessionizer")
+	s.sees(`o one +ready`)
+	s.types("one", `^> +o one`)
+	s.leaves("M-n")
+	s.closesWindow("one") // any session of it
+	w.until("another session", func() bool { return w.states()["one@2"] == session.Ready })
+	w.run("agent-sessionizer", "destroy", "-f", "one@2")
 
 	// With several marked rows, all are opened, and the first marked one is attached.
 	w.run("agent-sessionizer", "stop", "one", "two")

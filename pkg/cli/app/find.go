@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,38 +39,51 @@ func (e NotRepoError) Unwrap() error { return e.error }
 func ResolveRepo(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, err error) {
 	s, findErr := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
 	if fail.CodeOf(findErr) != fail.NotFound {
-		ref.Branch = branchOf(what)
+		ref, _ = repo.ParseRemote(what)
 		return s, ref, findErr
 	}
-	cwd, err := os.Getwd()
-	if err != nil {
-		return s, ref, fail.New(fail.Host, "find working directory: %w", err)
-	}
-	if ref, err = repo.Parse(what, cwd); err != nil {
-		return s, repo.Ref{}, NotRepoError{err}
+	if ref, err = ParseRepo(what); err != nil || ref.Branch != "" {
+		return s, ref, cmp.Or(err, findErr)
 	}
 	s, err = ops.FindSession.On(ctx, h, ops.FindRequest{Name: ref.Key})
 	return s, ref, err
 }
 
+// ParseRepo parses a repository that the user named, possibly by a path.
+func ParseRepo(what string) (repo.Ref, error) {
+	cwd, err := os.Getwd()
+	if err != nil {
+		return repo.Ref{}, fail.New(fail.Host, "find working directory: %w", err)
+	}
+	ref, err := repo.Parse(what, cwd)
+	if err != nil {
+		return repo.Ref{}, NotRepoError{err}
+	}
+	return ref, nil
+}
+
 // FindSession finds a session by name, id, repository or the path of a local clone.
 func FindSession(ctx context.Context, h ops.Host, what string) (session.View, error) {
-	s, err := ops.FindSession.On(ctx, h, ops.FindRequest{Name: what})
-	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(what, ".") || filepath.IsAbs(what)) {
-		if at, _, aerr := ResolveRepo(ctx, h, what); aerr == nil {
-			return at, nil
+	return findSession(ctx, h, ops.FindRequest{Name: what})
+}
+
+// FindExact finds a session as FindSession does, but never guesses the label. It also finds
+// a session that is gone.
+func FindExact(ctx context.Context, h ops.Host, what string) (session.View, error) {
+	return findSession(ctx, h, ops.FindRequest{Name: what, Gone: true})
+}
+
+func findSession(ctx context.Context, h ops.Host, r ops.FindRequest) (session.View, error) {
+	s, err := ops.FindSession.On(ctx, h, r)
+	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(r.Name, ".") || filepath.IsAbs(r.Name)) {
+		if ref, perr := ParseRepo(r.Name); perr == nil {
+			r.Name = ref.Key
+			if at, aerr := ops.FindSession.On(ctx, h, r); aerr == nil {
+				return at, nil
+			}
 		}
 	}
 	return s, err
-}
-
-// branchOf returns the branch of owner/repo@branch.
-func branchOf(what string) string {
-	if repo.KeyOf(what) == "" || strings.Contains(what, ":") {
-		return ""
-	}
-	_, branch, _ := strings.Cut(what, "@")
-	return branch
 }
 
 // preflight reports immediately what would otherwise fail a minute later.
@@ -121,10 +135,6 @@ func RepoKey(what string) (config.RepoKey, error) {
 	if key, ok := config.ParseRepoKey(what); ok || what == "" {
 		return key, nil
 	}
-	cwd, err := os.Getwd()
-	if err != nil {
-		return "", fail.New(fail.Host, "find working directory: %w", err)
-	}
-	ref, err := repo.Parse(what, cwd)
+	ref, err := ParseRepo(what)
 	return config.RepoKey(ref.Key), err
 }

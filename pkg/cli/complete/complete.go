@@ -69,7 +69,7 @@ func Session(a *app.App) cobra.CompletionFunc {
 func Repos(a *app.App) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil, cobra.ShellCompDirectiveNoFileComp // a new label
 		}
 		offer := Sessions(a)(cmd, args)
 		repos, _ := app.Repos(a) // on error there are none to offer

@@ -116,19 +116,13 @@ func RunDestroy(ctx context.Context, a *app.App, o DestroyOptions, names []strin
 		return err
 	}
 	for _, name := range names {
-		s, err := app.FindSession(ctx, h, name)
-		if fail.CodeOf(err) == fail.NotFound {
-			ended, ferr := ops.FindSession.On(ctx, h, ops.FindRequest{Name: name, Gone: true})
-			if ferr == nil && ended.State == session.Gone {
-				a.Con.Say("%s", name+" is gone already")
-				continue
-			}
-			if fail.CodeOf(ferr) != fail.NotFound {
-				err = ferr
-			}
-		}
+		s, err := app.FindExact(ctx, h, name)
 		if err != nil {
 			return err
+		}
+		if s.State == session.Gone {
+			a.Con.Say("%s", name+" is gone already")
+			continue
 		}
 		if o.confirm && !o.force && s.State != session.Destroying {
 			if err := confirmLosingWork(ctx, a, h, s); err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
@@ -35,6 +36,8 @@ type OpenOptions struct {
 	resources   config.Resources
 	withChanges bool
 	services    []string
+	New         bool   // create another session
+	label       string // of the new session; "" to choose one
 	detach      bool   // wait until the session is ready, and do not attach
 	noWait      bool   // create the session and its local tmux session, and do not attach
 	Client      string // the tmux client to switch; "" means the one that this process runs in
@@ -52,6 +55,7 @@ func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB (default as configured)")
 	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
 	f.StringArrayVar(&o.services, "host-service", nil, "`ADDRESS:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
+	f.BoolVar(&o.New, "new", false, "create another session of the repository; a second argument is its label")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 
@@ -74,11 +78,15 @@ func (c *cpus) Set(text string) error {
 func NewOpenCmd(a *app.App) *cobra.Command {
 	var o OpenOptions
 	cmd := &cobra.Command{
-		Use:     "open REPO",
+		Use:     "open REPO [LABEL]",
 		Aliases: []string{"new", "attach"},
-		Short:   "Open or create the session of a repository, and attach",
+		Short:   "Open or create a session of a repository, and attach",
 		Long: `Open the session of a repository, and attach to it. If there is no session, create one: a
 VM with a clone of the repository.
+
+A repository can have several sessions. owner/repo@BRANCH has its own session, which
+starts from that branch. --new creates another session in any case; owner/repo@LABEL then
+names it. Without a LABEL, the branch or the next free number is the label.
 
 You attach immediately and watch the setup, then use the guest's tmux. To detach, press
 your tmux prefix, then d. With -d, the command waits until the session is ready, and does
@@ -86,13 +94,20 @@ not attach.
 
 Most flags take effect only when the session is created. --host-service also applies to
 an existing session.`,
-		Example: `  agent-sessionizer open owner/repo@branch
+		Example: `  agent-sessionizer open owner/repo
+  agent-sessionizer open owner/repo@branch
+  agent-sessionizer open owner/repo --new fix-login
   agent-sessionizer open . --with-changes --cpus 8 --memory 16GiB
   agent-sessionizer open https://git.example.org/team/project.git -d`,
-		Args:              app.Usage(cobra.ExactArgs(1)),
+		Args:              app.Usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: complete.Repos(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Given = app.ChangedFlags(cmd)
+			if len(args) == 2 {
+				if o.label = args[1]; !o.New || o.label == "" {
+					return fail.New(fail.Usage, "a label is only for a new session, got %q", o.label).WithHint("agent-sessionizer open --new %s fix-login", ssh.Quote(args[0]))
+				}
+			}
 			return RunOpen(cmd.Context(), a, o, args[0])
 		},
 	}
@@ -111,12 +126,15 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	if err != nil {
 		return err
 	}
-	s, ref, err := app.ResolveRepo(ctx, h, what)
+	s, ref, text, err := o.resolve(ctx, h, what)
 	if _, here := h.(ops.Engine); !here && ref.Path != "" {
 		return fail.New(fail.Usage, "%s is a directory of this host; a session on another host is of a repository that it can fetch", ref.Path).WithHint("agent-sessionizer open owner/repo")
 	}
-	create := ops.CreateRequest{Body: ops.NewSession{Repo: cmp.Or(ref.Path, what), SessionOptions: options}}
-	if fail.CodeOf(err) == fail.NotFound && ref.Key != "" {
+	create := ops.CreateRequest{Body: ops.NewSession{Repo: cmp.Or(ref.Path, text), New: o.New, Label: o.label, SessionOptions: options}}
+	if err == nil && ref.Branch != "" {
+		s = session.View{} // CreateSession finds it, too, and reports where it differs
+	}
+	if (o.New && err == nil || fail.CodeOf(err) == fail.NotFound) && ref.Key != "" {
 		if err = confirmClone(ctx, a, h, o, ref); err == nil {
 			_, err = ops.CheckSession.On(ctx, h, create)
 		}
@@ -130,10 +148,10 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 		}
 		if o.Client == "" && !app.Interactive() {
 			return fail.New(fail.Usage, "attach to session: no terminal").
-				WithHint("agent-sessionizer open %s", ssh.Quote(append(o.Given, "-d", what)...))
+				WithHint("agent-sessionizer open %s", ssh.Quote(append(append(o.Given, "-d", what), o.labels()...)...))
 		}
 	}
-	if s, err = openSession(ctx, a, h, create, s, ref.Branch); err != nil {
+	if s, err = openSession(ctx, a, h, create, s); err != nil {
 		return err
 	}
 	if o.noWait {
@@ -157,6 +175,29 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	return nil
 }
 
+// resolve returns the session that what names, or the repository for a new one, as
+// app.ResolveRepo does. text names the repository. With --new, what can also be a session, of
+// whose repository another session is created.
+func (o OpenOptions) resolve(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, text string, err error) {
+	if !o.New {
+		s, ref, err = app.ResolveRepo(ctx, h, what)
+		return s, ref, what, err
+	}
+	if ref, err = app.ParseRepo(what); err == nil {
+		return s, ref, what, nil
+	}
+	like, ferr := app.FindSession(ctx, h, what)
+	switch {
+	case fail.CodeOf(ferr) == fail.NotFound:
+		return s, ref, what, err
+	case ferr != nil:
+		return s, ref, what, ferr
+	}
+	text = cmp.Or(like.LocalClone, like.RepoURL)
+	ref, err = app.ParseRepo(text)
+	return s, ref, text, err
+}
+
 // session returns the options of the session.
 func (o OpenOptions) session() (options ops.SessionOptions, err error) {
 	options = ops.SessionOptions{Profile: o.profile, Resources: o.resources, Network: policy.Mode(o.network), WithChanges: o.withChanges}
@@ -172,15 +213,12 @@ func (o OpenOptions) session() (options ops.SessionOptions, err error) {
 	return options, err
 }
 
-// openSession opens session s, of which the user wrote a branch, or creates one if s is empty.
-func openSession(ctx context.Context, a *app.App, h ops.Host, create ops.CreateRequest, s session.View, branch string) (session.View, error) {
+// openSession opens session s, or the one that create asks for if s is empty.
+func openSession(ctx context.Context, a *app.App, h ops.Host, create ops.CreateRequest, s session.View) (session.View, error) {
 	var opened ops.SessionAnswer
 	var err error
 	if s.ID != "" {
 		opened, err = ops.OpenSession.On(ctx, h, ops.OpenRequest{SessionPath: ops.SessionPath{ID: s.ID}, Body: create.Body.SessionOptions})
-		if branch != "" && branch != s.RequestedBranch {
-			opened.Ignored = append([]string{"@" + branch}, opened.Ignored...)
-		}
 	} else {
 		opened, err = ops.CreateSession.On(ctx, h, create)
 	}
@@ -188,14 +226,20 @@ func openSession(ctx context.Context, a *app.App, h ops.Host, create ops.CreateR
 		a.Con.Say("%s", n)
 	}
 	for i, name := range opened.Ignored {
-		if !strings.HasPrefix(name, "@") {
-			opened.Ignored[i] = "--" + name
-		}
+		opened.Ignored[i] = "--" + name
 	}
 	if len(opened.Ignored) > 0 {
 		a.Con.Say("session %s already exists; these options have no effect: %s", opened.Name, strings.Join(opened.Ignored, ", "))
 	}
 	return opened.View, err
+}
+
+// labels returns the label as a list of arguments.
+func (o OpenOptions) labels() []string {
+	if o.label == "" {
+		return nil
+	}
+	return []string{o.label}
 }
 
 func (o OpenOptions) hostServices() ([]netip.AddrPort, error) {
@@ -223,7 +267,7 @@ func show(ctx context.Context, a *app.App, h ops.Host, s session.View) error {
 	host := app.HostName(a, contexts) // the current context may change while the session is shown
 	t := tmux.Client{}
 	err = t.New(ctx, tmux.Session{
-		Name: tmux.SlugName(s.Repo, s.ID), Key: s.ID,
+		Name: tmux.SlugName(s.ShortName(), s.ID), Key: s.ID,
 		Command: []string{self, "--host", host, "attach-session", s.ID},
 		Destroy: []string{self, "--host", host, "destroy", "--confirm", s.ID},
 	})
@@ -258,7 +302,7 @@ func attachLocal(ctx context.Context, a *app.App, h ops.Host, s session.View, cl
 	note := deniedNote(ctx, a, h, s)
 	markVisited(ctx, h, s)
 	PushStatus(ctx, h)
-	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.Repo, s.ID), note)
+	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.ShortName(), s.ID), note)
 	if err != nil || argv == nil {
 		return err
 	}

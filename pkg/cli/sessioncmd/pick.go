@@ -64,6 +64,7 @@ func pick(ctx context.Context, a *app.App, o OpenOptions) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	o.New = picked.New
 	// Open the first target last, because this process may then become tmux.
 	for _, t := range picked.Open[1:] {
 		if err := openAside(ctx, a, o, t); err != nil {

@@ -112,8 +112,8 @@ automatically. With a command, it does the same as "exec".`,
 func Terminal(ctx context.Context, a *app.App, h ops.Host, s session.View, command string) error {
 	code, err := attach.Run(ctx, attach.Options{
 		Dial:    func(ctx context.Context) (*ssh.Client, error) { return h.Dial(ctx, s.ID, false) }, // a terminal must outlive the keeper
-		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.Repo,
-		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.Repo, s.ID)),
+		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.ShortName(),
+		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.ShortName(), s.ID)),
 	})
 	if err != nil {
 		return err

@@ -17,7 +17,9 @@ func NewHomeCmd(a *app.App) *cobra.Command {
 		Use: "home", Short: "List and remove the saved homes of repositories",
 		Long: `List and remove the saved homes of repositories. A saved home holds what the setting
 "persist" selects: transcripts, settings, histories. It is saved when a session stops or
-is destroyed, and restored when a new session of the same repository is created.`,
+is destroyed, and restored when a new session of the same repository is created.
+
+owner/repo@LABEL has its own saved home. Its first session starts with that of owner/repo.`,
 		Example: `  agent-sessionizer home list
   agent-sessionizer home rm owner/repo`,
 		Args: app.Usage(cobra.NoArgs),
@@ -61,7 +63,7 @@ func runHomeList(ctx context.Context, a *app.App, asJSON bool) error {
 	}
 	header, rows := []string{"REPO", "SIZE", "AGE", "SESSION"}, [][]string{}
 	for _, k := range all {
-		rows = append(rows, []string{k.RepoKey, fmt.Sprint(config.Size(k.Size)), console.Ago(k.SavedAt), k.Session})
+		rows = append(rows, []string{k.Name(), fmt.Sprint(config.Size(k.Size)), console.Ago(k.SavedAt), k.Session})
 	}
 	a.Con.Table(header, rows)
 	return nil
@@ -73,8 +75,8 @@ func runHomeRemove(ctx context.Context, a *app.App, repos []string) error {
 		return err
 	}
 	for _, what := range repos {
-		if key, err := app.RepoKey(what); err == nil {
-			what = string(key)
+		if ref, err := app.ParseRepo(what); err == nil {
+			what = session.SavedHome{RepoKey: ref.Key, Label: ref.Branch}.Name()
 		}
 		key, err := session.SavedHomes{Paths: m.Config.Paths}.Remove(what)
 		if err != nil {
@@ -98,7 +100,7 @@ func completeSavedHomes(a *app.App) cobra.CompletionFunc {
 		}
 		var out []string
 		for _, k := range all {
-			out = append(out, k.RepoKey)
+			out = append(out, k.Name())
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -76,7 +76,8 @@ export function needsAttention(s: Session): boolean {
 
 export function sessionName(s: Session): string {
   const host = s.repo_key.split("/")[0];
-  return host === "github.com" || s.repo_key.startsWith("local:") ? s.repo : `${host}/${s.repo}`;
+  const repo = host === "github.com" || s.repo_key.startsWith("local:") ? s.repo : `${host}/${s.repo}`;
+  return s.label ? `${repo}@${s.label}` : repo;
 }
 
 const over = new Set(["COMPLETED", "FAILED", "FAILED_PRESERVED", "CANCELLED"]);
