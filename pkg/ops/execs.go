@@ -115,7 +115,7 @@ var (
 		if err != nil {
 			return Exec{}, err
 		}
-		return e.Execs.Start(ctx, e.Caller, s, r.Body, r.Once.task(http.MethodPost, SessionsPath+"/"+r.ID+"/exec", r.RawBody))
+		return e.Execs.Start(ctx, e.Caller, s, r.Body, r.Once.task(SessionsPath+"/"+r.ID+"/exec", r.RawBody))
 	}}
 
 	ListExecs = Operation[SessionPath, ExecList]{Spec{

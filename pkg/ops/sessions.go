@@ -370,7 +370,7 @@ func (e *Engine) reserveSession(ctx context.Context, r *CreateRequest) (s sessio
 	if err != nil {
 		return s, "", err
 	}
-	once := r.task(http.MethodPost, SessionsPath, body)
+	once := r.task(SessionsPath, body)
 	first, err := e.sessions().Store.Reserve(ctx, store.Request{Actor: e.Caller.Name, Key: once.Key, Digest: once.Digest, Subject: ids.New(), Notes: json.RawMessage("null")})
 	if err == nil {
 		err = once.Check(first)

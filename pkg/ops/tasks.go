@@ -57,12 +57,12 @@ type Once struct {
 }
 
 // task returns the idempotency key for package task, or nil if the client sent none. The
-// digest covers the method, the path and the body.
-func (o Once) task(method, path string, body []byte) *task.Once {
+// digest covers the path and the body.
+func (o Once) task(path string, body []byte) *task.Once {
 	if o.Key == "" {
 		return nil
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s\n%s", method, path, body))
+	sum := sha256.Sum256(fmt.Appendf(nil, "POST %s\n%s", path, body))
 	return &task.Once{Key: o.Key, Digest: hex.EncodeToString(sum[:])}
 }
 
@@ -196,7 +196,7 @@ var (
 		if err != nil {
 			return TaskAnswer{}, err
 		}
-		once := r.Once.task(http.MethodPost, TasksPath+"/"+r.ID+"/retry", nil)
+		once := r.Once.task(TasksPath+"/"+r.ID+"/retry", nil)
 		again, notices, err := e.Tasks.Retry(ctx, t, task.Submission{Actor: e.Caller.Name, Permission: e.Caller.Permission, Once: once})
 		return e.submitted(ctx, again, notices, err)
 	}}
@@ -330,7 +330,7 @@ func submitTask(ctx context.Context, e *Engine, r *SubmitRequest) (TaskAnswer, e
 	if r.Session != "" {
 		path += "?session=" + r.Session
 	}
-	once := r.Once.task(http.MethodPost, path, r.RawBody)
+	once := r.Once.task(path, r.RawBody)
 	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Session: e.Caller.Session, Fetch: e.Fetch, Once: once})
 	return e.submitted(ctx, t, slices.Concat(notices, more), err)
 }
