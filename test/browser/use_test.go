@@ -34,7 +34,8 @@ func TestSession(t *testing.T) {
 	}
 	before := p.Screen()
 	p.Size(700, 700)
-	p.TypeInTerminal("tput cols >width; cat width\r")
+	// The guest's tmux may run a command before it knows the new size.
+	p.TypeInTerminal("until [ $(tput cols) -lt 100 ]; do sleep 0.1; done; tput cols >width; cat width\r")
 	testenv.WaitFor(t, "a narrower terminal in the guest", func() bool {
 		width, err := os.ReadFile(filepath.Join(g.root, "home/agent/repo/width"))
 		return err == nil && len(strings.TrimSpace(string(width))) == 2 // below 100 columns
