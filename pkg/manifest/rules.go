@@ -52,7 +52,7 @@ var rules = compiled(map[string]*rule{
 	"variable":     {pattern: `^[A-Za-z_][A-Za-z0-9_]{0,127}$`, is: "the name of an environment variable: at most 128 letters, digits and _"},
 	"value":        {max: maxValue, lines: true},
 	"word":         {pattern: notBlankRE, max: 100, is: "a name that is not blank"},
-	"session":      {pattern: `^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`, is: "a session: its name, its id, or the start of its id"},
+	"session":      {pattern: `^[A-Za-z0-9][A-Za-z0-9._/@-]{0,199}$`, is: "a session: its name, its id, the start of its id, or owner/repo@LABEL"},
 	"secret name":  {pattern: `^[A-Z_][A-Z0-9_]{0,127}$`, is: "the name of an environment variable: at most 128 capital letters, digits and _"},
 	"host":         {pattern: `^(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+$`, max: 253, is: "the name of a host, like api.example.org or *.example.org"},
 	"request rule": {pattern: `^(\*|[A-Z,-]+) /\S*$`, max: 1024, is: "METHODS PATH, such as GET,POST /v1/**"},

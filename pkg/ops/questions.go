@@ -14,7 +14,7 @@ import (
 type Question struct {
 	store.Question
 	Name string `json:"session_name"`
-	Repo string `json:"repo" doc:"The repository as a user names it."`
+	Repo string `json:"repo" doc:"The repository as a user names it, with the session's label."`
 	Task string `json:"task,omitempty" doc:"The task that owns the session."`
 }
 

@@ -1,11 +1,12 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
@@ -16,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 // SessionList lists the existing sessions, oldest first.
@@ -30,10 +32,10 @@ type SessionPath struct {
 
 // NewSession describes a session to create.
 type NewSession struct {
-	Repo string `json:"repo" minLength:"1" maxLength:"4096" doc:"The repository, as open takes it: owner/repo, owner/repo@branch, a git URL, or an absolute path on the server's host." example:"acme/app"`
-	New  bool   `json:"new,omitempty" doc:"Create another session, even if the repository has one."`
-	// The pattern is that of a branch, because the label takes its place in owner/repo@LABEL.
-	Label string `json:"label,omitempty" maxLength:"100" doc:"Label of a new session, which distinguishes it from others of the repository. Default: the branch, or a number." example:"fix-login"`
+	Repo  string `json:"repo,omitempty" maxLength:"4096" doc:"The repository, as open takes it: owner/repo, owner/repo@branch, a git URL, or an absolute path on the server's host." example:"acme/app"`
+	New   bool   `json:"new,omitempty" doc:"Create another session, even if the repository has one."`
+	Label string `json:"label,omitempty" maxLength:"100" doc:"Label of a new session, which distinguishes it from others of the repository. It has the form of a branch name. Default: the branch, or a number." example:"fix-login"`
+	Like  string `json:"like,omitempty" maxLength:"12" doc:"With new, instead of repo: id of a session. The new one gets its repository, branch and profile."`
 	SessionOptions
 }
 
@@ -51,7 +53,7 @@ type SessionOptions struct {
 // SessionAnswer is the response to the creation of a session.
 type SessionAnswer struct {
 	session.View
-	Created bool     `json:"created" doc:"False if the repository had a session already."`
+	Created bool     `json:"created" doc:"False if the session existed already."`
 	Notices []string `json:"notices,omitempty" doc:"Where the session differs from the request."`
 	Ignored []string `json:"ignored,omitempty" doc:"Options that have no effect, because the session existed already."`
 }
@@ -67,7 +69,7 @@ type (
 	}
 	FindRequest struct {
 		Name string `query:"name" required:"true" maxLength:"4096" doc:"A session's name, the start of its id, its repository, or the repository's short name if only one matches." example:"acme/app"`
-		Gone bool   `query:"gone" doc:"Match exact names only, and never guess the label. If no session has the name, but one that is gone had it, answer with that name and the state gone."`
+		Gone bool   `query:"gone" doc:"Match exact names only, and never guess the label. If only a session that is gone had the name, return the name and the state gone."`
 	}
 	OpenRequest struct {
 		SessionPath
@@ -157,7 +159,7 @@ var (
 
 	CreateSession = Operation[CreateRequest, SessionAnswer]{Spec{
 		ID: "createSession", Method: http.MethodPost, Path: SessionsPath, Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
-		Summary: "Create a session of a repository, or start the existing one",
+		Summary: "Create a session, or start the one of that name",
 		About:   "202 means that the request was accepted. The session's events show the progress; its state is `ready` or `broken` in the end.",
 	}, createSession}
 
@@ -165,8 +167,8 @@ var (
 		ID: "checkSession", Method: http.MethodPost, Path: SessionsPath + "/check", Tag: "sessions", Need: Admin, Errors: []int{404, 409},
 		Summary: "Check whether a session could be created, as far as that can be known",
 		About:   "Creates nothing: the answer has only notices.",
-	}, func(_ context.Context, e *Engine, r *CreateRequest) (a SessionAnswer, err error) {
-		asked, err := r.Body.request()
+	}, func(ctx context.Context, e *Engine, r *CreateRequest) (a SessionAnswer, err error) {
+		asked, err := e.request(ctx, r.Body)
 		if err == nil {
 			a.Notices, err = e.sessions().Check(asked)
 		}
@@ -324,23 +326,21 @@ type Progress struct {
 
 func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionAnswer, err error) {
 	n := r.Body
-	asked, err := n.request()
+	asked, err := e.request(ctx, n)
 	if err != nil {
 		return a, err
 	}
-	if r.Key != "" {
-		var s session.Session
-		if s, asked.ID, err = e.reserveSession(ctx, r); err != nil || s.ID != "" {
-			return SessionAnswer{View: s.View(), Created: true}, err
-		}
+	once := r.session(n)
+	if a, found, err := e.createdBefore(ctx, once); err != nil || found {
+		return a, err
 	}
 	if !asked.New {
 		s, err := e.sessions().ByLabel(ctx, asked.Repo.Key, asked.Label)
 		if err == nil {
-			a, err = e.open(ctx, s, n.SessionOptions)
-			if branch := asked.Repo.Branch; branch != s.Spec.Repo.Branch && branch != "" {
-				a.Notices = append(a.Notices, fmt.Sprintf("session %s has the label %s, but did not start from the branch %s", s.Name, s.Label, branch))
+			if a, err = e.open(ctx, s, n.SessionOptions); err != nil {
+				return a, err
 			}
+			_, err = e.reserve(ctx, once, s.ID, false)
 			return a, err
 		}
 		if fail.CodeOf(err) != fail.NotFound {
@@ -353,6 +353,9 @@ func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionA
 	if err := e.Preflight(ctx); err != nil {
 		return a, err
 	}
+	if asked.ID, err = e.reserve(ctx, once, ids.New(), true); err != nil {
+		return a, err
+	}
 	s, created, notices, err := e.sessions().Open(ctx, asked)
 	if err != nil {
 		return a, err
@@ -363,53 +366,76 @@ func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionA
 	return a, nil
 }
 
-// reserveSession returns the id for the session that a request with an idempotency key creates, or
-// the session if the request has created it already.
-func (e *Engine) reserveSession(ctx context.Context, r *CreateRequest) (s session.Session, id string, err error) {
-	body, err := json.Marshal(r.Body)
-	if err != nil {
-		return s, "", err
+// createdBefore returns the answer to an earlier, identical request with the same key, without
+// its notices.
+func (e *Engine) createdBefore(ctx context.Context, once *task.Once) (a SessionAnswer, found bool, err error) {
+	if once == nil {
+		return a, false, nil
 	}
-	once := r.task(SessionsPath, body)
-	first, err := e.sessions().Store.Reserve(ctx, store.Request{Actor: e.Caller.Name, Key: once.Key, Digest: once.Digest, Subject: ids.New(), Notes: json.RawMessage("null")})
+	first, found, err := e.sessions().Store.Request(ctx, e.Caller.Name, once.Key)
+	if err != nil || !found {
+		return a, false, err
+	}
+	if err := once.Check(first); err != nil {
+		return a, false, err
+	}
+	s, err := e.sessions().Get(ctx, first.Subject)
+	if fail.CodeOf(err) == fail.NotFound { // the request was not accepted
+		return a, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(first.Notes, &a.Created)
+	}
+	a.View = s.View()
+	return a, err == nil, err
+}
+
+// reserve returns the id of the session for a request: id, or that of an earlier request with the
+// same key. created says that the request creates the session.
+func (e *Engine) reserve(ctx context.Context, once *task.Once, id string, created bool) (string, error) {
+	if once == nil {
+		return id, nil
+	}
+	notes, err := json.Marshal(created)
+	if err != nil {
+		return "", err
+	}
+	first, err := e.sessions().Store.Reserve(ctx, store.Request{Actor: e.Caller.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: notes})
 	if err == nil {
 		err = once.Check(first)
 	}
-	if err != nil {
-		return s, "", err
-	}
-	s, err = e.sessions().Get(ctx, first.Subject)
-	if fail.CodeOf(err) == fail.NotFound {
-		return session.Session{}, first.Subject, nil
-	}
-	return s, first.Subject, err
+	return first.Subject, err
 }
 
 // request returns n as package session takes it.
-func (n NewSession) request() (session.Request, error) {
-	if strings.HasPrefix(n.Repo, ".") {
-		return session.Request{}, fail.New(fail.Usage, "repo must be an absolute path or a repository, got %q", short(n.Repo)).WithHint("use owner/repo, a git URL, or a path that starts with /")
-	}
-	ref, err := repo.Parse(n.Repo, "/")
-	if err != nil {
-		return session.Request{}, err
-	}
-	label := ref.Branch
-	if n.New {
-		label = n.Label
-	}
-	if n.Label != "" && !n.New {
-		return session.Request{}, fail.New(fail.Usage, "label is only for a new session; to open an existing one, write the label after the repository").
-			WithHint("agent-sessionizer open owner/repo@LABEL")
-	}
-	if label != "" && !repo.ValidBranch(label) {
-		return session.Request{}, fail.New(fail.Usage, "label must be a valid name of a branch, got %q", short(label)).WithHint("agent-sessionizer open owner/repo --new fix-login")
-	}
-	return session.Request{
-		Label: label, New: n.New,
-		Repo: ref, Profile: n.Profile, Image: n.Image, Resources: n.Resources, NetworkMode: n.Network,
+func (e *Engine) request(ctx context.Context, n NewSession) (session.Request, error) {
+	const hint = "agent-sessionizer open owner/repo --new fix-login"
+	asked := session.Request{
+		New: n.New, Label: n.Label, Profile: n.Profile, Image: n.Image, Resources: n.Resources, NetworkMode: n.Network,
 		WithChanges: n.WithChanges, HostServices: n.HostServices,
-	}, nil
+	}
+	switch {
+	case !n.New && (n.Label != "" || n.Like != ""):
+		return asked, fail.New(fail.Usage, "label and like are only for a new session").WithHint(hint)
+	case n.Label != "" && (!repo.ValidBranch(n.Label) || len(n.Label) > 100):
+		return asked, fail.New(fail.Usage, "label must have the form of a branch name, with at most 100 bytes, got %q", short(n.Label)).WithHint(hint)
+	case (n.Like == "") == (n.Repo == ""):
+		return asked, fail.New(fail.Usage, "set repo, or like with new, but not both").WithHint("agent-sessionizer open owner/repo")
+	case n.Like != "":
+		s, err := e.Session(ctx, n.Like)
+		asked.Repo, asked.Profile = s.Spec.Repo, cmp.Or(n.Profile, s.Spec.Profile)
+		if _, serr := os.Stat(asked.Repo.Path); serr != nil && asked.Repo.URL != "" {
+			asked.Repo.Path = "" // the clone is gone, but its remote is known
+		}
+		return asked, err
+	case strings.HasPrefix(n.Repo, "."):
+		return asked, fail.New(fail.Usage, "repo must be an absolute path or a repository, got %q", short(n.Repo)).WithHint("use owner/repo, a git URL, or a path that starts with /")
+	}
+	var err error
+	if asked.Repo, err = repo.Parse(n.Repo, "/"); !n.New {
+		asked.Label = asked.Repo.Branch
+	}
+	return asked, err
 }
 
 // ignored returns the names of the options that have no effect on an existing session.

@@ -66,6 +66,15 @@ func (o Once) task(path string, body []byte) *task.Once {
 	return &task.Once{Key: o.Key, Digest: hex.EncodeToString(sum[:])}
 }
 
+// session returns the key of a request for a session, as task does.
+func (o Once) session(n NewSession) *task.Once {
+	body, err := json.Marshal(n)
+	if err != nil {
+		panic(err) // it came as JSON
+	}
+	return o.task(SessionsPath, body)
+}
+
 // Requests for operations on tasks.
 type (
 	SubmitRequest struct {

@@ -12,7 +12,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -142,21 +141,28 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	return picked(code, out)
 }
 
-// picked parses fzf's output: the query, the word ActionTyped or ActionNew if that action was
-// used, and the keys of rows.
+// picked parses fzf's output: the query, the words of the actions that were used, and the keys of
+// rows. Rows may disappear before an action takes effect; then another action follows, and its
+// word counts.
 func picked(code int, out []string) (Pick, error) {
 	if code != fzf.ExitOk && code != fzf.ExitNoMatch || len(out) == 0 {
 		return Pick{Exit: code}, nil
 	}
 	query, rest := out[0], out[1:]
-	if slices.Contains(rest, ActionTyped) {
+	word := ""
+	for _, line := range rest {
+		if line == ActionTyped || line == ActionNew || line == ActionOpen {
+			word = line
+		}
+	}
+	if word == ActionTyped {
 		open, ok := Typed(query)
 		if !ok {
 			return Pick{}, fail.New(fail.Usage, "%q is not a repository", query)
 		}
 		return Pick{Open: []Target{{Repo: open}}}, nil
 	}
-	pick := Pick{New: slices.Contains(rest, ActionNew)}
+	pick := Pick{New: word == ActionNew}
 	for _, key := range rest {
 		if t, ok := ParseKey(key); ok {
 			pick.Open = append(pick.Open, t)
@@ -183,7 +189,7 @@ func (p *Picker) now(ctx context.Context) (lines []string, observations string, 
 
 const (
 	header = "enter open  tab mark  ^o stay  ^s stop  ^x destroy\n" +
-		"^y copy ssh  ? preview  alt-n new  alt-enter typed"
+		"^y copy ssh  ? preview  ^t new  alt-enter typed"
 	self = `"$` + selfVar + `" ` + Command + ` `
 )
 
@@ -208,7 +214,7 @@ func (p *Picker) options(r *workDir) (*fzf.Options, error) {
 		"--bind=enter:wait+transform(" + enterKey + ")",
 		"--bind=double-click:wait+transform(" + enterKey + ")",
 		"--bind=alt-enter:transform(" + self + ActionTyped + ")",
-		"--bind=alt-n:wait+transform(" + newKey + ")",
+		"--bind=ctrl-t:wait+transform(" + newKey + ")",
 		"--bind=ctrl-o:wait+bg-transform(" + self + ActionOpen + " {+1})+clear-multi",
 		"--bind=ctrl-s:wait+bg-transform(" + self + ActionStop + " {+1})+clear-multi",
 		"--bind=ctrl-x:wait+bg-transform(" + self + ActionDestroy + " {+1})+clear-multi",
@@ -241,7 +247,7 @@ const (
 	skipLine = `[ x{1} != x- ] || case "$FZF_ACTION" in *up*|*prev*) echo up;; *) echo down;; esac`
 	// Rows may disappear between the check and the acceptance, and a plain accept would
 	// then end fzf without a result.
-	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo accept-non-empty; fi`
+	enterKey = `if [ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ]; then ` + self + ActionTyped + `; elif [ x{1} != x- ]; then echo "print<` + ActionOpen + `>+accept-non-empty"; fi`
 	newKey   = `[ "$FZF_MATCH_COUNT$FZF_SELECT_COUNT" = 00 ] || [ x{1} = x- ] || echo "print<` + ActionNew + `>+accept-non-empty"`
 )
 

@@ -124,6 +124,7 @@ func TestPicked(t *testing.T) {
 		{0, []string{"o/new", "typed", a}, []Target{{Repo: "o/new"}}}, // typed explicitly, in spite of the matching row
 		{0, []string{"", "-"}, nil},
 		{0, []string{"", "new", b}, []Target{{Repo: "o/r"}}},
+		{0, []string{"", "open", b}, []Target{{Repo: "o/r"}}},
 		{130, nil, nil},
 		{1, []string{""}, nil},
 	} {
@@ -131,6 +132,10 @@ func TestPicked(t *testing.T) {
 		if err != nil || !slices.Equal(got.Open, c.want) || got.New != slices.Contains(c.out, "new") || len(c.want) == 0 && got.Exit == 0 {
 			t.Errorf("picked(%d, %q) = %+v, %v, want %q", c.code, c.out, got, err, c.want)
 		}
+	}
+	// The row of the first action had disappeared.
+	if got, err := picked(0, []string{"", "new", "open", b}); err != nil || got.New {
+		t.Errorf("picked after two actions = %+v, %v, want that of the last", got, err)
 	}
 	if _, err := picked(0, []string{"no such thing", "typed"}); err == nil {
 		t.Error("picked of an unknown row = nil, want an error")

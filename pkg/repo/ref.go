@@ -120,8 +120,13 @@ func hasDotDot(s string) bool {
 func parseShort(s string) (Ref, error) {
 	name, branch, hasBranch := strings.Cut(s, "@")
 	parts := strings.Split(name, "/")
-	if len(parts) == 3 && strings.Contains(parts[0], ".") && !hasBranch {
-		return parseURL("https://" + s)
+	if len(parts) >= 3 && strings.Contains(parts[0], ".") {
+		if hasBranch && !ValidBranch(branch) {
+			return Ref{}, refuse(s, "invalid branch name")
+		}
+		ref, err := parseURL("https://" + name)
+		ref.Branch = branch
+		return ref, err
 	}
 	if len(parts) != 2 {
 		return Ref{}, refuse(s, "must be owner/repo, a git URL, or a path that starts with ./ or /")

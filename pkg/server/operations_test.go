@@ -163,7 +163,7 @@ func checkSessions(as func(ops.Scope) host) {
 	}
 	other := another
 	other.Body.Label = "fix"
-	refused(h, fail.Conflict, ops.CreateSession, other)
+	refused(h, fail.Conflict, ops.CreateSession, other) // the key of another request
 	other.Key, other.Body.New = "", false
 	refused(h, fail.Usage, ops.CreateSession, other)
 	other.Body.New = true
@@ -172,11 +172,34 @@ func checkSessions(as func(ops.Scope) host) {
 	}
 	other.Key = "k2"
 	refused(h, fail.Conflict, ops.CreateSession, other)
-	for _, label := range []string{"fix", "main-2"} {
-		v := mustAsk(h, ops.FindSession, ops.FindRequest{Name: "acme/app@" + label, Gone: true})
+	like := ops.CreateRequest{Body: ops.NewSession{New: true, Like: second.ID}}
+	third := mustAsk(h, ops.CreateSession, like)
+	if third.DisplayName() != "acme/app@main-3" || third.RequestedBranch != "main" {
+		t.Errorf("session like %s = %s of branch %q, want acme/app@main-3 of main", second.Name, third.DisplayName(), third.RequestedBranch)
+	}
+	plain := ops.CreateRequest{Once: ops.Once{Key: "k3"}, Body: ops.NewSession{Repo: "acme/app"}}
+	refused(h, fail.Usage, ops.CreateSession, plain) // every session has a label
+	plain.Body.New = true
+	refused(h, fail.Usage, ops.CreateSession, ops.CreateRequest{Body: ops.NewSession{New: true}})
+	if v := mustAsk(h, ops.CreateSession, plain); v.DisplayName() != "acme/app" {
+		t.Errorf("new session = %s, want acme/app", v.DisplayName())
+	}
+	// A session without a label does not hide those with one.
+	if v := mustAsk(h, ops.CreateSession, create); v.ID != made.ID {
+		t.Errorf("session of acme/app@main = %s, want %s", v.Name, made.Name)
+	}
+	// A key that found a session stays bound to it.
+	found := create
+	found.Key = "k4"
+	for range 2 {
+		if v := mustAsk(h, ops.CreateSession, found); v.ID != made.ID || v.Created {
+			t.Errorf("session of acme/app@main = %s, created %t, want %s, not created", v.Name, v.Created, made.Name)
+		}
+	}
+	for _, name := range []string{"acme/app", "acme/app@fix", "acme/app@main-2", "acme/app@main-3"} {
+		v := mustAsk(h, ops.FindSession, ops.FindRequest{Name: name, Gone: true})
 		mustAsk(h, ops.DestroySession, ops.DestroyRequest{SessionPath: ops.SessionPath{ID: v.ID}, Force: true})
 	}
-	refused(h, fail.Usage, ops.FindSession, ops.FindRequest{Name: "acme/app", Gone: true}) // three have labels
 
 	at := ops.SessionPath{ID: made.ID}
 	if v := mustAsk(reader, ops.GetSession, at); v.Name != made.Name || v.RepoKey != "github.com/acme/app" {

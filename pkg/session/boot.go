@@ -67,7 +67,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 				}
 				source, err = source.Resolve(ctx)
 				target = m.Target()
-				return err
+				return was.withLabelHint(err)
 			})
 		})
 	}

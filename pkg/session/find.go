@@ -1,25 +1,37 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
 // A repository can have several sessions. One has no label; owner/repo names it. The label of
 // every other session follows an "@": owner/repo@LABEL. A session that was opened as
 // owner/repo@BRANCH has the branch as its label.
 
+// withLabelHint returns err with another hint if the session was opened as owner/repo@LABEL and the
+// repository has no such branch.
+func (s Session) withLabelHint(err error) error {
+	if fail.CodeOf(err) != fail.NotFound || s.Label == "" || s.Label != s.Spec.Repo.Branch {
+		return err
+	}
+	return fail.New(fail.NotFound, "%w", err).WithHint("agent-sessionizer open %s --new %s", ssh.Quote(cmp.Or(s.Spec.Repo.Path, s.RepoName())), ssh.Quote(s.Label))
+}
+
 // labels returns the labels that the new session may get, in order of preference.
 func (r Request) labels() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		if !r.New || r.Label != "" {
+		if !r.New || r.Label != "" || r.Task != "" {
 			yield(r.Label)
 			return
 		}
@@ -62,15 +74,18 @@ func parseReference(text string) reference {
 // that name. A repository's session is the person's, not one of its tasks'.
 func (r reference) exact(n named) bool {
 	return n.name == r.text || n.id == r.text ||
-		n.task == "" && (n.repoKey == r.text && n.label == "" || r.key != "" && n.repoKey == r.key && n.label == r.label)
+		n.task == "" && (withLabel(n.repoKey, n.label) == r.text || r.key != "" && n.repoKey == r.key && n.label == r.label)
 }
 
-// short reports whether the reference is an abbreviation of what exact accepts. This is one
-// rule, not two: the repository "cafe" and the id cafe01… are ambiguous, and the caller may
-// destroy what Find returns.
+// short reports whether the reference is the short name of the repository, with the label.
 func (r reference) short(n named) bool {
-	return len(r.text) >= 4 && (strings.HasPrefix(n.id, r.text) || strings.HasSuffix(n.name, "-"+r.text)) ||
-		n.task == "" && strings.EqualFold(withLabel(path.Base(n.repo), n.label), r.text)
+	base, ok := strings.CutSuffix(r.text, withLabel("", n.label))
+	return ok && n.task == "" && strings.EqualFold(path.Base(n.repo), base)
+}
+
+// abbreviates reports whether the reference is the start of the id, or its part in the name.
+func (r reference) abbreviates(n named) bool {
+	return len(r.text) >= 4 && (strings.HasPrefix(n.id, r.text) || strings.HasSuffix(n.name, "-"+r.text))
 }
 
 // repository reports whether the reference is the repository of n, which has a label.
@@ -89,56 +104,61 @@ func withLabel(repo, label string) string {
 // ByLabel returns a person's session of a repository. Without a label, it returns the session that
 // has none, or else the only one.
 func (m *Manager) ByLabel(ctx context.Context, key, label string) (Session, error) {
-	r := reference{text: key, key: key, label: label}
-	return m.find(ctx, key, r.exact, r.repository)
+	s, _, err := m.find(ctx, reference{text: withLabel(key, label), key: key, label: label})
+	return s, err
 }
 
 // Find resolves what a person typed: a session's name, its id or the start of it, the
 // repository with the label, or the repository's short name with the label when only one
 // matches. A repository whose sessions all have labels means the only one.
 func (m *Manager) Find(ctx context.Context, what string) (Session, error) {
-	r := parseReference(what)
-	return m.find(ctx, what, r.exact, r.short, r.repository)
+	s, _, err := m.find(ctx, parseReference(what))
+	return s, err
 }
 
 // FindExact resolves what a person typed, as Find does, but never guesses the label. It
 // suits what cannot be undone: if owner/repo was destroyed, then owner/repo must not mean
 // owner/repo@LABEL.
 func (m *Manager) FindExact(ctx context.Context, what string) (Session, error) {
-	r := parseReference(what)
-	s, err := m.find(ctx, what, r.exact, r.short)
-	if fail.CodeOf(err) != fail.NotFound {
-		return s, err
+	s, guessed, err := m.find(ctx, parseReference(what))
+	if err == nil && guessed {
+		return Session{}, fail.New(fail.NotFound, "no session %q, but %s exists", what, s.DisplayName()).WithHint("agent-sessionizer list")
 	}
-	s, other := m.find(ctx, what, r.repository)
-	switch {
-	case other == nil:
-		err = fail.New(fail.NotFound, "no session %q, but %s exists", what, s.DisplayName()).WithHint("agent-sessionizer list")
-	case fail.CodeOf(other) == fail.Usage: // several
-		err = other
-	}
-	return Session{}, err
+	return s, err
 }
 
-// find returns the session that the first of the rules matches which matches any.
-func (m *Manager) find(ctx context.Context, what string, rules ...func(named) bool) (Session, error) {
+// find returns the session that a reference names. guessed says that the reference has no label,
+// and the session has one.
+func (m *Manager) find(ctx context.Context, r reference) (s Session, guessed bool, err error) {
 	all, err := m.List(ctx)
 	if err != nil {
-		return Session{}, err
+		return Session{}, false, err
 	}
-	for _, match := range rules {
-		var found []Session
+	matching := func(match func(named) bool) (found []Session) {
 		for _, s := range all {
 			if match(s.named()) {
 				found = append(found, s)
 			}
 		}
-		s, ok, err := lifecycle.Only(found, what, "agent-sessionizer list", func(s Session) string { return s.Name })
-		if ok || err != nil {
-			return s, err
-		}
+		return found
 	}
-	return Session{}, fail.New(fail.NotFound, "no session %q", what).WithHint("agent-sessionizer list")
+	only := func(found []Session) (Session, bool, error) {
+		return lifecycle.Only(found, r.text, "agent-sessionizer list", func(s Session) string { return s.Name })
+	}
+	if s, ok, err := only(matching(r.exact)); ok || err != nil {
+		return s, false, err
+	}
+	// The repository "cafe" and the id cafe01… are ambiguous, because the caller may destroy
+	// the session. That also holds if all sessions of the repository have labels.
+	labelled := r.repository
+	if slices.ContainsFunc(all, func(s Session) bool { return r.short(s.named()) }) {
+		labelled = func(named) bool { return false }
+	}
+	s, ok, err := only(matching(func(n named) bool { return r.short(n) || r.abbreviates(n) || labelled(n) }))
+	if ok || err != nil {
+		return s, ok && !r.short(s.named()) && !r.abbreviates(s.named()), err
+	}
+	return Session{}, false, fail.New(fail.NotFound, "no session %q", r.text).WithHint("agent-sessionizer list")
 }
 
 // Ended reports whether what is the exact name of a session that is gone.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"slices"
 	"testing"
 
@@ -41,6 +42,16 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// nameOf returns the name of s in all, or "".
+func nameOf(all map[string]Session, s Session) string {
+	for name, o := range all {
+		if o.ID == s.ID {
+			return name
+		}
+	}
+	return ""
+}
+
 func TestFindByLabel(t *testing.T) {
 	m := newManager(t)
 	fix := request("o/r")
@@ -56,18 +67,12 @@ func TestFindByLabel(t *testing.T) {
 			f = m.FindExact
 		}
 		s, err := f(t.Context(), what)
-		got := fail.CodeOf(err).String()
-		for name, o := range open {
-			if err == nil && o.ID == s.ID {
-				got = name
-			}
-		}
-		if got != want {
+		if got := cmp.Or(nameOf(open, s), fail.CodeOf(err).String()); got != want {
 			t.Errorf("%s(%q) = %s, %v, want %s", find, what, got, err, want)
 		}
 	}
 	none, several := fail.NotFound.String(), fail.Usage.String()
-	for _, what := range []string{"o/r@fix", "O/R@fix", "r@fix", open["fix"].Name, open["fix"].ID} {
+	for _, what := range []string{"o/r@fix", "github.com/o/r@fix", "O/R@fix", "r@fix", open["fix"].Name, open["fix"].ID} {
 		check("Find", what, "fix")
 		check("FindExact", what, "fix")
 	}
@@ -93,6 +98,24 @@ func TestFindByLabel(t *testing.T) {
 		check("FindExact", what, "first")
 	}
 	check("Find", "o/r@main", "main")
+	// ByLabel takes the label into account, also if there is a session without one.
+	for label, want := range map[string]string{"": "first", "main": "main", "fix": "fix", "none": none} {
+		s, err := m.ByLabel(t.Context(), "github.com/o/r", label)
+		if got := cmp.Or(nameOf(open, s), fail.CodeOf(err).String()); got != want {
+			t.Errorf("ByLabel(o/r, %q) = %s, %v, want %s", label, got, err, want)
+		}
+	}
+	// A short name that all sessions of a repository have with labels is ambiguous with an id.
+	cafe := request("x/cafe")
+	cafe.Label = "2"
+	open["cafe"] = openLabel(t, m, cafe)
+	put(t, m, "cafe11112222", "o/other", Ready, Ready, Status{})
+	check("Find", "cafe", several)
+	check("FindExact", "cafe", several)
+	other := Request{Repo: repo.Ref{Key: "git.example.org/t/p", Slug: "t/p"}, Label: "fix"}
+	open["other"] = openLabel(t, m, other)
+	check("FindExact", "git.example.org/t/p@fix", "other")
+	check("Find", "t/p@fix", none)
 
 	// A session that is gone is known by its exact name only: "destroy o/r" must not
 	// report that it is gone because o/r@fix is.

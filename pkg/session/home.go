@@ -120,7 +120,7 @@ func (h homeFiles) restoreSavedHome(ctx context.Context, s Session, g guestclien
 	homes := SavedHomes{Paths: h.w.Sessions.Config.Paths}
 	label := homes.fallback(s.RepoKey, s.Label)
 	without := func(err error) {
-		h.w.warn(ctx, s.ID, "agent-sessionizer home rm "+withLabel(s.RepoName(), label), "continuing without the saved home, which is unchanged: %v", err)
+		h.w.warn(ctx, s.ID, "agent-sessionizer home rm "+ssh.Quote(withLabel(s.RepoName(), label)), "continuing without the saved home, which is unchanged: %v", err)
 	}
 	f, archive, err := homes.open(s.RepoKey, label)
 	if err != nil {
@@ -154,7 +154,7 @@ func (h homeFiles) restoreSavedHome(ctx context.Context, s Session, g guestclien
 // saveHome saves the home of s. A failure is only a warning: the user asked to stop
 // the session, and the last saved home stays.
 func (h homeFiles) saveHome(ctx context.Context, s Session, g guestclient.Guest) {
-	if s.Task != "" {
+	if s.Task != "" || s.Spec.Numbered {
 		return // a repository's tasks run concurrently with each other and with its session
 	}
 	save, err := h.saveHomeNow(s)

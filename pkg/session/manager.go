@@ -70,10 +70,6 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	raw, err := json.Marshal(spec)
-	if err != nil {
-		return Session{}, false, nil, err
-	}
 	budget, err := nameBudget(m.Config.Paths.LimaHome)
 	if err != nil {
 		return Session{}, false, nil, err
@@ -85,6 +81,11 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	id := cmp.Or(r.ID, ids.New())
 	var row store.Session
 	for label := range r.labels() {
+		spec.Numbered = label != cmp.Or(r.Label, r.Repo.Branch)
+		raw, err := json.Marshal(spec)
+		if err != nil {
+			return Session{}, false, nil, err
+		}
 		row, created, err = m.Store.Create(ctx, store.Session{
 			ID: id, Name: Name(r.Repo.Slug, label, id[:6], budget),
 			RepoKey: r.Repo.Key, Label: label, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
@@ -94,14 +95,14 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 		if err != nil {
 			return Session{}, false, nil, err
 		}
-		if created {
+		if created || row.ID == id {
 			break
 		}
 	}
 	if s, err = read(row, nil); err != nil {
 		return s, false, nil, err
 	}
-	if r.New && !created {
+	if r.New && !created && s.ID != id {
 		return s, false, nil, fail.New(fail.Conflict, "%s exists already: session %s", s.DisplayName(), s.Name).WithHint("agent-sessionizer open %s", s.Name)
 	}
 	if created {

@@ -215,7 +215,10 @@ func (h SavedHomes) Remove(what string) (name string, err error) {
 	}
 	for _, match := range []func(SavedHome) bool{
 		func(k SavedHome) bool { return k.Name() == what },
-		func(k SavedHome) bool { return strings.EqualFold(withLabel(filepath.Base(k.Repo), k.Label), what) },
+		func(k SavedHome) bool {
+			base, ok := strings.CutSuffix(what, withLabel("", k.Label))
+			return ok && strings.EqualFold(filepath.Base(k.Repo), base)
+		},
 	} {
 		var found []SavedHome
 		for _, k := range all {

@@ -101,6 +101,8 @@ type Spec struct {
 	Restricted bool `json:"restricted,omitempty"`
 	// The rights of the session that submitted the subtask, which has no more; nil for others.
 	Within *Bounds `json:"within,omitempty"`
+	// Its label was chosen because no other was requested. It does not save its home.
+	Numbered bool `json:"numbered,omitempty"`
 	// A new branch for the checkout.
 	NewBranch string `json:"new_branch,omitempty"`
 }
@@ -262,7 +264,6 @@ type View struct {
 	Repo            string               `json:"repo"`
 	RepoKey         string               `json:"repo_key"`        // with the host: "github.com/owner/repo", "local:/path"
 	Label           string               `json:"label,omitempty"` // distinguishes the sessions of a repository: owner/repo@LABEL
-	RepoURL         string               `json:"repo_url,omitempty"`
 	State           Phase                `json:"state"`
 	Desired         Phase                `json:"desired"`
 	CreatedAt       time.Time            `json:"created_at"`
@@ -298,7 +299,7 @@ type View struct {
 func (s Session) View() View {
 	v := View{
 		Error: lifecycle.LastError(s.ErrorCode, s.ErrorMessage, s.ErrorHint),
-		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Label: s.Label, RepoURL: s.Spec.Repo.URL, Task: s.Task, State: s.Phase, Desired: s.Desired,
+		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Label: s.Label, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,

@@ -129,8 +129,8 @@ func TestMigratedByManyAtOnce(t *testing.T) {
 
 // A process killed during migration leaves the old version with all its content.
 func TestKillWhileMigrating(t *testing.T) {
-	const n = 100 // events of each session, migrated one by one; then the commit
-	for _, step := range []int{1, 2, n, 2*n - 1, 2 * n, 2*n + 1} {
+	const n = 100 // events of each session, migrated one by one; then the two sessions, and the commit
+	for _, step := range []int{1, 2, n, 2*n - 1, 2 * n, 2*n + 1, 2*n + 2, 2*n + 3} {
 		path := version1(t, n)
 		p := spawn(t, fmt.Sprint("open 0 ", step), path)
 		p.shoot(t)
@@ -141,7 +141,7 @@ func TestKillWhileMigrating(t *testing.T) {
 		raw(t, path, `SELECT max(session) FROM events`) // fails unless the schema is version 1
 		isVersion2(t, path, n)
 	}
-	p := spawn(t, fmt.Sprint("open 0 ", 2*n+2), version1(t, n))
+	p := spawn(t, fmt.Sprint("open 0 ", 2*n+4), version1(t, n))
 	p.shoot(t)
 	if out, err := p.finish(); err != nil {
 		t.Fatalf("migrating child at the end = %v, output %q, want nil: there are more steps than were tried", err, out)

@@ -165,6 +165,7 @@ var schema = []string{
 
 	// Several sessions of one repository, each with its own label.
 	`ALTER TABLE sessions ADD COLUMN label TEXT NOT NULL DEFAULT '';
+	UPDATE sessions SET label = COALESCE(json_extract(spec, '$.repo.branch'), '') WHERE task = '';
 	DROP INDEX one_session_per_repo;
 	CREATE UNIQUE INDEX one_session_per_label ON sessions(repo_key, label) WHERE task = '' AND phase <> 'gone';`,
 }

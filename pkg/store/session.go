@@ -103,7 +103,8 @@ func sessionsQuery(gone bool) string {
 
 // Create inserts n with ev as its first event, unless a matching session exists that
 // is not gone; that one is then returned instead. If n has a task, the task's session
-// matches. Otherwise a session with the same RepoKey and Label and no task does. admit sees the
+// matches. Otherwise a session with the same RepoKey and Label and no task does. A session with
+// the same id matches in any case, even if it is gone. admit sees the
 // other sessions in the same transaction and may refuse; it must be quick and must
 // not use the store.
 func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(others []Session) error) (row Session, created bool, err error) {
@@ -113,6 +114,9 @@ func (s *Store) Create(ctx context.Context, n Session, ev Event, admit func(othe
 	}
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		created = false // this function may run a second time
+		if err = row.load(ctx, tx, n.ID); fail.CodeOf(err) != fail.NotFound {
+			return err
+		}
 		row, err = scanSession(tx.QueryRowContext(ctx, `SELECT `+sessionColumns+` FROM sessions WHERE phase <> 'gone' AND `+same, of...))
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err

@@ -107,11 +107,16 @@ func TestTaskRefusals(t *testing.T) {
 		if _, err := s.CreateTask(t.Context(), task(id), nil, phase("", "PENDING")); fail.CodeOf(err) != fail.Conflict {
 			t.Errorf("CreateTask(%s) with a used id = %v, want %v", id, err, fail.Conflict)
 		}
-		n := row(id)
-		n.RepoKey, n.Name = "github.com/o/another", "another"
-		if _, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); created || fail.CodeOf(err) != fail.Conflict {
-			t.Errorf("Create(%s) with a used id = %t, %v, want false, %v", n.ID, created, err, fail.Conflict)
-		}
+	}
+	n := row("t")
+	n.RepoKey, n.Name = "github.com/o/another", "another"
+	if _, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); created || fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("Create(t) with the id of a task = %t, %v, want false, %v", created, err, fail.Conflict)
+	}
+	// A repeated creation returns the same session.
+	n.ID = "one"
+	if got, created, err := s.Create(t.Context(), n, event("made", 0), admitAll); err != nil || created || got.Name == n.Name {
+		t.Errorf("Create(one) with the id of a session = %s, %t, %v, want that session, false, nil", got.Name, created, err)
 	}
 	if n := lastSeq(t, s, "t"); n != 1 {
 		t.Errorf("last event of task t = %d, want 1", n)

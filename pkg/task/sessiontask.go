@@ -47,7 +47,7 @@ func findSession(ctx context.Context, m *session.Manager, asked *manifest.Task) 
 func namedSession(ctx context.Context, m *session.Manager, asked *manifest.Task) (session.Session, error) {
 	const list = "agent-sessionizer list"
 	what := asked.VM.Session
-	s, err := m.Find(ctx, what)
+	s, err := m.FindExact(ctx, what)
 	if fail.CodeOf(err) == fail.NotFound {
 		if over, oerr := m.Ended(ctx, what); oerr == nil && over {
 			return s, fail.New(fail.NotFound, "session %s is gone", what).WithHint(list)

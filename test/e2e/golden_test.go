@@ -207,9 +207,12 @@ func TestForksAtOnce(t *testing.T) {
 	ids := map[string]map[string]string{}
 	for i := range forks {
 		repo := fmt.Sprintf("r%d", i)
-		b.Repo(repo)
+		args := []string{"./" + repo}
+		if b.Repo(repo); i == 1 {
+			args = []string{"./r0", "--new", "again"} // two sessions of one repository
+		}
 		wg.Go(func() {
-			r := b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), "./"+repo)...)
+			r := b.Run(append(append([]string{"agent-sessionizer", "open", "-d"}, strings.Fields(small)...), args...)...)
 			if r.Code != 0 {
 				t.Errorf("open %s = exit %d\n%s\nwant exit 0", repo, r.Code, r.All())
 				return
@@ -228,6 +231,10 @@ func TestForksAtOnce(t *testing.T) {
 		t.Errorf("identities = %d (%v), want %d", len(ids), ids, forks)
 	}
 	differ(t, ids)
+	b.MustIn("r0@again", "touch of-the-second")
+	if r := b.In("r0", "test -e of-the-second"); r.Code == 0 {
+		t.Error("a file of the second session of r0 is in the first, want a checkout of its own")
+	}
 }
 
 // TestForkKilled kills the processes of a fork while it wakes: repeating the command

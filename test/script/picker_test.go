@@ -420,11 +420,11 @@ func TestPickerOpens(t *testing.T) {
 		t.Errorf("state of zzz = %s, want %s", got, session.Ready)
 	}
 
-	// Alt-N makes another session of the row's repository.
+	// Ctrl-T makes another session of the row's repository.
 	s = w.term("agent-sessionizer")
 	s.sees(`o one +ready`)
 	s.types("one", `^> +o one`)
-	s.leaves("M-n")
+	s.leaves("C-t")
 	s.closesWindow("one") // any session of it
 	w.until("another session", func() bool { return w.states()["one@2"] == session.Ready })
 	w.run("agent-sessionizer", "destroy", "-f", "one@2")

@@ -78,9 +78,7 @@ func findSession(ctx context.Context, h ops.Host, r ops.FindRequest) (session.Vi
 	if fail.CodeOf(err) == fail.NotFound && (strings.HasPrefix(r.Name, ".") || filepath.IsAbs(r.Name)) {
 		if ref, perr := ParseRepo(r.Name); perr == nil {
 			r.Name = ref.Key
-			if at, aerr := ops.FindSession.On(ctx, h, r); aerr == nil {
-				return at, nil
-			}
+			return ops.FindSession.On(ctx, h, r)
 		}
 	}
 	return s, err

@@ -55,7 +55,6 @@ func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB (default as configured)")
 	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
 	f.StringArrayVar(&o.services, "host-service", nil, "`ADDRESS:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
-	f.BoolVar(&o.New, "new", false, "create another session of the repository; a second argument is its label")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 
@@ -79,14 +78,15 @@ func NewOpenCmd(a *app.App) *cobra.Command {
 	var o OpenOptions
 	cmd := &cobra.Command{
 		Use:     "open REPO [LABEL]",
-		Aliases: []string{"new", "attach"},
+		Aliases: []string{"attach"},
 		Short:   "Open or create a session of a repository, and attach",
-		Long: `Open the session of a repository, and attach to it. If there is no session, create one: a
-VM with a clone of the repository.
+		Long: `Open a session of a repository, and attach to it. If there is no session, create one: a VM
+with a clone of the repository.
 
-A repository can have several sessions. owner/repo@BRANCH has its own session, which
-starts from that branch. --new creates another session in any case; owner/repo@LABEL then
-names it. Without a LABEL, the branch or the next free number is the label.
+A repository can have several sessions. The part after @ is the label of a session. If no
+session has it, it is a branch: open creates a session with that label from it. --new
+always creates another session. Without a LABEL it gets the first free name: owner/repo,
+owner/repo@2, owner/repo@3, …; from a branch: @BRANCH, @BRANCH-2, …
 
 You attach immediately and watch the setup, then use the guest's tmux. To detach, press
 your tmux prefix, then d. With -d, the command waits until the session is ready, and does
@@ -104,7 +104,10 @@ an existing session.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Given = app.ChangedFlags(cmd)
 			if len(args) == 2 {
-				if o.label = args[1]; !o.New || o.label == "" {
+				if o.label = args[1]; o.New && o.label == "" {
+					return fail.New(fail.Usage, "the label must not be empty").WithHint("agent-sessionizer open --new %s fix-login", ssh.Quote(args[0]))
+				}
+				if !o.New {
 					return fail.New(fail.Usage, "a label is only for a new session, got %q", o.label).WithHint("agent-sessionizer open --new %s fix-login", ssh.Quote(args[0]))
 				}
 			}
@@ -112,6 +115,7 @@ an existing session.`,
 		},
 	}
 	o.Flags(cmd.Flags())
+	cmd.Flags().BoolVar(&o.New, "new", false, "create another session; the argument after REPO is its label")
 	cmd.Flags().BoolVar(&o.JSON, "json", false, "print the session as JSON when it is ready (implies -d)")
 	return cmd
 }
@@ -126,15 +130,15 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	if err != nil {
 		return err
 	}
-	s, ref, text, err := o.resolve(ctx, h, what)
+	s, ref, err := o.resolve(ctx, h, what)
 	if _, here := h.(ops.Engine); !here && ref.Path != "" {
 		return fail.New(fail.Usage, "%s is a directory of this host; a session on another host is of a repository that it can fetch", ref.Path).WithHint("agent-sessionizer open owner/repo")
 	}
-	create := ops.CreateRequest{Body: ops.NewSession{Repo: cmp.Or(ref.Path, text), New: o.New, Label: o.label, SessionOptions: options}}
-	if err == nil && ref.Branch != "" {
-		s = session.View{} // CreateSession finds it, too, and reports where it differs
+	create := ops.CreateRequest{Body: ops.NewSession{Repo: cmp.Or(ref.Path, what), New: o.New, Label: o.label, SessionOptions: options}}
+	if o.New && s.ID != "" {
+		create.Body.Repo, create.Body.Like, s = "", s.ID, session.View{}
 	}
-	if (o.New && err == nil || fail.CodeOf(err) == fail.NotFound) && ref.Key != "" {
+	if fail.CodeOf(err) == fail.NotFound && ref.Key != "" {
 		if err = confirmClone(ctx, a, h, o, ref); err == nil {
 			_, err = ops.CheckSession.On(ctx, h, create)
 		}
@@ -175,27 +179,25 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	return nil
 }
 
-// resolve returns the session that what names, or the repository for a new one, as
-// app.ResolveRepo does. text names the repository. With --new, what can also be a session, of
-// whose repository another session is created.
-func (o OpenOptions) resolve(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, text string, err error) {
+// resolve finds a session as app.ResolveRepo does. For --new it finds the session by its exact
+// name: the new one is like it.
+func (o OpenOptions) resolve(ctx context.Context, h ops.Host, what string) (s session.View, ref repo.Ref, err error) {
 	if !o.New {
-		s, ref, err = app.ResolveRepo(ctx, h, what)
-		return s, ref, what, err
+		return app.ResolveRepo(ctx, h, what)
 	}
-	if ref, err = app.ParseRepo(what); err == nil {
-		return s, ref, what, nil
+	s, err = app.FindExact(ctx, h, what)
+	code := fail.CodeOf(err)
+	if err == nil && s.State != session.Gone || err != nil && code != fail.NotFound && code != fail.Usage {
+		return s, ref, err
 	}
-	like, ferr := app.FindSession(ctx, h, what)
+	ref, perr := app.ParseRepo(what)
 	switch {
-	case fail.CodeOf(ferr) == fail.NotFound:
-		return s, ref, what, err
-	case ferr != nil:
-		return s, ref, what, ferr
+	case perr == nil:
+		err = fail.New(fail.NotFound, "no session %q", what)
+	case code != fail.Usage: // several match
+		err = perr
 	}
-	text = cmp.Or(like.LocalClone, like.RepoURL)
-	ref, err = app.ParseRepo(text)
-	return s, ref, text, err
+	return session.View{}, ref, err
 }
 
 // session returns the options of the session.

@@ -9,6 +9,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -75,16 +76,30 @@ func runHomeRemove(ctx context.Context, a *app.App, repos []string) error {
 		return err
 	}
 	for _, what := range repos {
-		if ref, err := app.ParseRepo(what); err == nil {
-			what = session.SavedHome{RepoKey: ref.Key, Label: ref.Branch}.Name()
-		}
-		key, err := session.SavedHomes{Paths: m.Config.Paths}.Remove(what)
+		name, err := removeHome(session.SavedHomes{Paths: m.Config.Paths}, what)
 		if err != nil {
 			return err
 		}
-		a.Con.Say("%s", "removed the saved home of "+key)
+		a.Con.Say("%s", "removed the saved home of "+name)
 	}
 	return nil
+}
+
+// removeHome removes the saved home that what names: as home list prints it, or as commands take
+// the name of a session.
+func removeHome(homes session.SavedHomes, what string) (name string, err error) {
+	if name, err = homes.Remove(what); fail.CodeOf(err) != fail.NotFound {
+		return name, err
+	}
+	ref, rerr := app.ParseRepo(what)
+	key, kerr := app.RepoKey(what)
+	switch {
+	case rerr == nil && ref.Branch != "":
+		return homes.Remove(session.SavedHome{RepoKey: ref.Key, Label: ref.Branch}.Name())
+	case kerr == nil:
+		return homes.Remove(string(key))
+	}
+	return name, err
 }
 
 // completeSavedHomes offers the repositories that have a saved home.

@@ -221,7 +221,7 @@ func Notify(ctx context.Context, m *session.Manager, s session.Session) {
 	set := m.Config.Attention
 	if set.Command != "" {
 		err := notify.Command(ctx, set.Command, map[string]string{
-			"AGENT_SESSION": s.Name, "AGENT_REPO": s.DisplayName(), "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.RepoName(), "AGENT_LABEL": s.Label, "AGENT_STATE": string(at.State), "AGENT_NAME": at.Agent, "AGENT_ON": at.On,
 		})
 		if err != nil {
 			slog.WarnContext(ctx, "attention.command failed", "error", err)
@@ -245,7 +245,7 @@ func NotifyBudget(ctx context.Context, m *session.Manager, s session.Session, n 
 	text := budgetText(n)
 	if set.Command != "" {
 		err := notify.Command(ctx, set.Command, map[string]string{
-			"AGENT_SESSION": s.Name, "AGENT_REPO": s.DisplayName(), "AGENT_STATE": "budget", "AGENT_NAME": "", "AGENT_ON": text,
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.RepoName(), "AGENT_LABEL": s.Label, "AGENT_STATE": "budget", "AGENT_NAME": "", "AGENT_ON": text,
 		})
 		if err != nil {
 			slog.WarnContext(ctx, "attention.command failed", "error", err)
