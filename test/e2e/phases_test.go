@@ -124,8 +124,11 @@ agent: {kind: command, command: ["true"]}
 	})
 	t.Run("READY", func(t *testing.T) {
 		id := b.submit(shell("true"), "")
-		testenv.WaitFor(t, "a session", func() bool { return len(b.List()) == 1 })
-		// The guest freezes before the agent is started in it.
+		// The guest freezes before the agent is started in it. From this step on the keeper only
+		// waits; stopped in a transaction, it would block all others.
+		testenv.WaitFor(t, "the task to wait for its session", func() bool {
+			return strings.Contains(b.Asz("task", "logs", "--of", "events", id), "prepare the VM")
+		})
 		b.signal(" task-keeper ", syscall.SIGSTOP)
 		testenv.WaitFor(t, "a session that is ready", func() bool { l := b.List(); return len(l) == 1 && l[0].State == "ready" })
 		b.signal(qemu, syscall.SIGSTOP)
