@@ -46,6 +46,8 @@ const (
 	ExecStarted       Type = "exec_started"
 	QuestionAnswered  Type = "question_answered"
 	DashboardOpened   Type = "dashboard_opened"
+	LeaseRenewed      Type = "lease_renewed"
+	LeaseEnded        Type = "lease_ended" // a limit of a session's lifetime was reached
 )
 
 // Types returns all types.
@@ -53,7 +55,7 @@ func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
-		DashboardOpened,
+		DashboardOpened, LeaseRenewed, LeaseEnded,
 	}
 }
 

@@ -52,6 +52,16 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 		Budget: func(ctx context.Context, s session.Session, n gateway.BudgetNote) {
 			sessioncmd.NotifyBudget(ctx, m, s, n)
 		},
+		Lifetime: func(ctx context.Context, s session.Session, text string) {
+			sessioncmd.PushStatus(ctx, h)
+			if text != "" {
+				sessioncmd.NotifyLifetime(ctx, m, s, text)
+			}
+		},
+		HasTasks: func(ctx context.Context, id string) (bool, error) {
+			what, err := (&task.Manager{Sessions: m}).Needing(ctx, id)
+			return what != "", err
+		},
 		Channel: func(s session.Session, guest func(context.Context) (*ssh.Client, error)) session.Channel {
 			return (&guestapi.Server{
 				Session: s.ID, Version: app.Version, Log: log,

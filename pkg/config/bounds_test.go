@@ -254,7 +254,7 @@ func TestForRefuses(t *testing.T) {
 	}
 	f.user("config.yaml", "profiles: {b: {}, a: {}}\nrepos: {o/r: {profile: a}}\nprofile: b\n")
 	c := f.load()
-	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "defined profiles: a, b") || fail.HintOf(err) != "agent-sessionizer config show" {
+	if _, err := c.For("", "big"); fail.CodeOf(err) != fail.Usage || !strings.HasSuffix(err.Error(), "defined profiles: a, b") || fail.HintOf(err) != "agent-sessionizer profile list" {
 		t.Errorf("For of an unknown profile beside two: error %v, hint %q, want that a and b are defined, and a hint to show the settings", err, fail.HintOf(err))
 	}
 	for repo, want := range map[config.RepoKey]string{"github.com/o/r": "a", "github.com/o/other": "b"} {

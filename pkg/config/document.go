@@ -87,6 +87,7 @@ type Profile struct {
 	Logins    Logins            `yaml:"logins,omitempty" json:"logins,omitempty"`
 	Questions Questions         `yaml:"questions,omitempty" json:"questions,omitzero"`
 	Subtasks  Subtasks          `yaml:"subtasks,omitempty" json:"subtasks,omitzero"`
+	Lifetime  Lifetime          `yaml:"lifetime,omitempty" json:"lifetime,omitzero"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -99,7 +100,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Logins == nil {
 		p.Logins = base.Logins
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks)}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks), Lifetime: p.Lifetime.over(base.Lifetime)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -151,6 +152,7 @@ type document struct {
 	Logins       Logins              `yaml:"logins,omitempty"`
 	Questions    Questions           `yaml:"questions,omitempty"`
 	Subtasks     Subtasks            `yaml:"subtasks,omitempty"`
+	Lifetime     Lifetime            `yaml:"lifetime,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`

@@ -70,7 +70,7 @@ type Part func(context.Context, *collector) error
 
 // Orphans returns the parts that remove objects without an owner. They also run without a
 // request of the user.
-func Orphans() []Part { return []Part{sessions, tasks, machines, locks, clones, files} }
+func Orphans() []Part { return []Part{expired, sessions, tasks, machines, locks, clones, files} }
 
 // collector is one run.
 type collector struct {
@@ -153,6 +153,37 @@ func (c *collector) remove(ctx context.Context, resource string, o Object, path 
 	}
 	c.recordRemoved(ctx, resource, o)
 	return nil
+}
+
+// expired destroys sessions that were stopped long ago, if nothing would be lost.
+func expired(ctx context.Context, c *collector) error {
+	m, err := c.manager(ctx)
+	if m == nil || err != nil {
+		return err
+	}
+	all, err := m.List(ctx)
+	if err != nil {
+		return err
+	}
+	tasks := &task.Manager{Sessions: m}
+	var errs []error
+	for _, s := range all {
+		done, err := m.CleanUp(ctx, s.ID, c.DryRun, func() (string, error) { return tasks.Needing(ctx, s.ID) })
+		dir := filepath.Join(c.Config.Paths.LimaHome, s.VM())
+		o := Object{Kind: "session", Name: s.Name, Path: dir, Size: image.DiskUsage(dir), Why: "it has been stopped for longer than cleanup_ttl, and has no unsaved work"}
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("clean up session %s: %w", s.Name, err))
+		case done.Kept != "":
+			o.Why = done.Kept
+			c.recordKept(o)
+		case done.Due:
+			// The keeper removes it, and adds that to the audit log.
+			c.report.Removed = append(c.report.Removed, o)
+			c.report.Size += o.Size
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // sessions removes the directories and events of sessions that are gone.

@@ -86,6 +86,9 @@ func commands() []command {
 			}
 			return secrets.Set(c.guest, c.in)
 		}},
+		{"quiesce", "", "end the agent's programs, print how many there were", 0, nil, func(ctx context.Context, c *call) error {
+			return quiesce(ctx, c.guest, c.out)
+		}},
 		{"trust", "", "trust a certificate authority (stdin) instead of the one before", 0, nil, func(ctx context.Context, c *call) error {
 			return trust.Set(ctx, c.guest, c.in)
 		}},

@@ -61,11 +61,12 @@ type Changes struct {
 	Deletions  int    `json:"deletions"`
 }
 
-// Machine holds the guest's resource use, in bytes.
+// Machine holds the guest's resource use, in bytes, and the time of the last terminal input.
 type Machine struct {
 	Load      float64 `json:"load"` // average over the last minute
 	MemUsed   int64   `json:"mem_used"`
 	MemTotal  int64   `json:"mem_total"`
 	DiskUsed  int64   `json:"disk_used"`
 	DiskTotal int64   `json:"disk_total"`
+	Input     int64   `json:"input,omitempty"` // Unix time by the guest's clock; 0 for none
 }

@@ -126,7 +126,7 @@ func (g Observation) sanitized() Observation {
 	if m := g.Machine; m != nil {
 		g.Machine = &Machine{
 			Load: min(max(m.Load, 0), maxLoad), MemTotal: max(m.MemTotal, 0), DiskTotal: max(m.DiskTotal, 0),
-			MemUsed: min(max(m.MemUsed, 0), max(m.MemTotal, 0)), DiskUsed: min(max(m.DiskUsed, 0), max(m.DiskTotal, 0)),
+			MemUsed: min(max(m.MemUsed, 0), max(m.MemTotal, 0)), DiskUsed: min(max(m.DiskUsed, 0), max(m.DiskTotal, 0)), Input: max(m.Input, 0),
 		}
 	}
 	return g

@@ -90,6 +90,9 @@ func (e Engine) Dial(ctx context.Context, id string, shared bool) (*ssh.Client, 
 	if err != nil {
 		return nil, err
 	}
+	if s.Phase == session.Stopping || s.Phase == session.Destroying { // its agents have ended, and must not start again
+		return nil, fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
+	}
 	if shared {
 		return session.Connections{Paths: e.sessions().Config.Paths}.Dial(ctx, s)
 	}

@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -91,6 +93,12 @@ type (
 	}
 	FetchRequest struct {
 		SessionPath
+	}
+	LeaseRequest struct {
+		SessionPath
+		Body struct {
+			For string `json:"for,omitempty" maxLength:"20" doc:"Minimum time that is left of the lease, such as 90m. Default: 4h." example:"4h"`
+		}
 	}
 )
 
@@ -231,6 +239,21 @@ var (
 		})
 	}}
 
+	RenewLease = Operation[LeaseRequest, session.View]{Spec{
+		ID: "renewLease", Method: http.MethodPost, Path: SessionsPath + "/{id}/lease", Tag: "sessions", Need: Admin, Errors: []int{404, 409},
+		Summary: "Extend the time that a session may run",
+		About:   "A lease is never shortened. It also resets the time without use. 409 if the session has no limits, or is not running.",
+	}, func(ctx context.Context, e *Engine, r *LeaseRequest) (session.View, error) {
+		d := session.DefaultRenewal
+		if r.Body.For != "" {
+			asked, err := measure.ParseDuration(r.Body.For)
+			if d = time.Duration(asked); err != nil || d <= 0 || d > maxRenewal {
+				return session.View{}, fail.New(fail.Usage, "DURATION must be from 1s to %v, such as 90m, got %q", measure.Duration(maxRenewal), short(r.Body.For)).WithHint("agent-sessionizer lease renew SESSION 4h")
+			}
+		}
+		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) { return e.sessions().Renew(ctx, s, d) })
+	}}
+
 	DiffSession = Operation[SessionPath, repo.Changes]{Spec{
 		ID: "getDiff", Method: http.MethodGet, Path: SessionsPath + "/{id}/diff", Tag: "sessions", Need: Read, Errors: []int{404, 409},
 		Summary: "Get what the agent changed since the clone",
@@ -252,6 +275,9 @@ var (
 		})
 	}}
 )
+
+// maxRenewal is the longest time for which a lease can be renewed.
+const maxRenewal = 30 * 24 * time.Hour
 
 // Session returns the session with that full id, as Task does for tasks.
 func (e *Engine) Session(ctx context.Context, id string) (session.Session, error) {
@@ -463,6 +489,9 @@ func (o SessionOptions) ignored(s session.Session) (names []string) {
 // in the settings must not lock the user out of it, so they are not checked.
 func (e *Engine) open(ctx context.Context, s session.Session, o SessionOptions) (SessionAnswer, error) {
 	s, err := session.Net{Sessions: e.sessions()}.OpenHostServices(ctx, s, o.HostServices)
+	if err == nil {
+		s, err = e.sessions().MarkUsed(ctx, s)
+	}
 	if err == nil && (s.Phase != session.Ready || s.Desired != session.Ready) {
 		s, err = e.sessions().SetDesired(ctx, s, session.Ready)
 	}

@@ -112,6 +112,9 @@ func (g *page) session(ctx context.Context, id string) error {
 	if u := s.View().Usage; u != nil {
 		g.add(console.Faint, "used: %s%s", u, g.p.budget(s))
 	}
+	if note := s.View().LifetimeNote(); note != "" {
+		g.add(console.Notice, "%s", note)
+	}
 	if !s.Spec.Enforced {
 		g.add(console.Notice, "network not enforced: root in the guest can bypass the network policy")
 	}

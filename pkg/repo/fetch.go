@@ -178,6 +178,27 @@ func Known(ctx context.Context, session string, into Target) ([]string, error) {
 	return slices.Sorted(maps.Keys(ids)), nil
 }
 
+// Holds reports whether a repository of the target has all those commits with their history.
+func Holds(ctx context.Context, session string, into Target, commits []string) (bool, error) {
+	if into = into.localExists(); into == (Target{}) {
+		return false, nil
+	}
+	targets, err := openTargets(ctx, session, into)
+	if err != nil {
+		return false, err
+	}
+	for _, t := range targets {
+		lacks, err := t.unreached(ctx, commits)
+		if err != nil {
+			return false, err
+		}
+		if len(lacks) == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // parseOffer parses the guest's list into the names that its references get below
 // refs/agents/SESSION/ on the host.
 func parseOffer(out string) (map[string]string, error) {

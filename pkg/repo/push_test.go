@@ -298,6 +298,31 @@ func TestPushUnusualClones(t *testing.T) {
 	})
 }
 
+// Work that git status does not show still exists only in the guest.
+func TestHiddenWork(t *testing.T) {
+	for name, c := range map[string]struct{ script, want string }{
+		"nothing":             {"true", "nothing"},
+		"an ignored change":   {"git update-index --assume-unchanged a && echo changed >a", "1 changed file"},
+		"a skipped file":      {"git update-index --skip-worktree a && echo changed >a", "1 changed file"},
+		"a sparse checkout":   {"git sparse-checkout set --no-cone /b", "nothing"},
+		"a nested repository": {"git init -q n && git -C n commit -q --allow-empty -m inner && git add n 2>/dev/null && git commit -qm outer && git push -q", "1 unpushed commit in a submodule"},
+		"one in a work tree":  {"git worktree add -q ../t && cd ../t && git init -q n && git -C n commit -q --allow-empty -m inner && git add n 2>/dev/null && git commit -qm outer && git push -q origin HEAD:refs/heads/t && git fetch -q", "1 unpushed commit in a submodule"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			ref, _ := upstream(t)
+			g := newGuest(t)
+			base := push(t, g, ensure(t, mirrors(t), ref).Source(false), g.dir())
+			g.sh(t, "cd work/repo && git config user.name a && git config user.email a@localhost && "+c.script)
+			w, err := Work(t.Context(), g, g.dir(), base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "work", w.Summary(), c.want)
+		})
+	}
+}
+
 func TestPushSubmodules(t *testing.T) {
 	isolate(t)
 	_, sub := upstream(t)
@@ -317,6 +342,12 @@ func TestPushSubmodules(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "work", w.Summary(), "1 unpushed commit in a submodule")
+	// A stash has two commits.
+	g.sh(t, "cd work/repo/lib && git push -q origin x && echo changed >a && git stash -q")
+	if w, err = Work(t.Context(), g, g.dir(), base); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "work in a stash", w.Summary(), "2 unpushed commits in submodules")
 
 	// A submodule that cannot be fetched causes a warning; the checkout is
 	// complete.

@@ -206,6 +206,12 @@ func checkSessions(as func(ops.Scope) host) {
 		t.Errorf("session = %+v, want that of acme/app", v)
 	}
 
+	renew := ops.LeaseRequest{SessionPath: at}
+	refused(reader, fail.Policy, ops.RenewLease, renew)
+	refused(h, fail.Conflict, ops.RenewLease, renew) // the settings have no lease
+	renew.Body.For = "soon"
+	refused(h, fail.Usage, ops.RenewLease, renew)
+
 	// What a session may reach.
 	files := ops.NamesRequest{SessionPath: at}
 	files.Body.Names = []string{"files.example.org"}

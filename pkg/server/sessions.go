@@ -24,6 +24,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.CheckSession)
 	serve(s, api, ops.OpenSession)
 	serve(s, api, ops.VisitSession)
+	serve(s, api, ops.RenewLease)
 	serve(s, api, ops.StartSession)
 	serve(s, api, ops.StopSession)
 	serve(s, api, ops.DestroySession)

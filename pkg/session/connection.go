@@ -123,6 +123,13 @@ func (c *connection) set(client *ssh.Client) {
 	c.change = make(chan struct{})
 }
 
+// current returns the connection, or nil.
+func (c *connection) current() *ssh.Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.client
+}
+
 // get waits until a connection exists. The connection belongs to the keeper; callers
 // must not close it.
 func (c *connection) get(ctx context.Context) (*ssh.Client, error) {

@@ -59,7 +59,7 @@ func (w *Worker) startGateway(ctx context.Context, s Session) error {
 				return g.SetPolicy(ctx, pol)
 			}
 			p("the VM has lost its network, shutting it down first")
-			_, poweroff := w.prepareShutdown(ctx, s)
+			_, _, poweroff := w.prepareShutdown(ctx, s)
 			if err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace); err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ const (
 	EventNet       = "net"                  // NetChange
 	EventFetch     = "fetch"                // FetchDone
 	EventQuestion  = "question"             // QuestionChange
+	EventLease     = "lease"                // LeaseRenewed
 	EventAttention = "attention"            // *Attention; limited in rate, so not every change of a guest has one
 )
 

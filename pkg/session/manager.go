@@ -218,7 +218,12 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 			return store.Event{}, nil
 		}
 		row.Phase, row.Desired = string(to), string(desired)
-		return phaseEvent(from, to, desired), change(row, func(f *Status) { f.RequestedBy = m.requestedBy(ctx) })
+		return phaseEvent(from, to, desired), change(row, func(f *Status) {
+			f.RequestedBy = m.requestedBy(ctx)
+			if desired == Ready && f.Lifetime.Ended != "" {
+				f.Lifetime = Lifetime{} // the stop has not begun yet
+			}
+		})
 	})
 	if err != nil {
 		return s, err

@@ -118,3 +118,25 @@ func TestPublishedPortHearsTheServerFirst(t *testing.T) {
 	}
 	guest.Close()
 }
+
+// Data in either direction counts as use, and one direction can still be closed alone.
+func TestCountingConn(t *testing.T) {
+	a, b := tcpPair(t)
+	used := 0
+	c := countingConn{a, func() { used++ }}
+	if _, err := io.WriteString(c, "to"); err != nil || used != 1 {
+		t.Errorf("signs of use after a write = %d, %v, want 1", used, err)
+	}
+	if _, err := io.WriteString(b, "from"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil || used < 2 {
+		t.Errorf("signs of use after a read = %d, %v, want 2", used, err)
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := io.ReadAll(b); err != nil || string(rest) != "to" {
+		t.Errorf("the other end read %q, %v, want \"to\" and the end", rest, err)
+	}
+}

@@ -131,6 +131,7 @@ type publisher struct {
 	guest func(context.Context) (*ssh.Client, error) // the keeper's connection
 	log   *slog.Logger
 	name  string // of the session
+	use   func() // called when data flows
 
 	open  map[uint16]*publication
 	tasks sync.WaitGroup
@@ -228,11 +229,33 @@ func (p *publisher) carry(ctx context.Context, published PublishedPort, local ne
 	stop := context.AfterFunc(ctx, func() { _, _ = local.Close(), remote.Close() })
 	defer stop()
 	var both sync.WaitGroup
-	check := &browserCheck{Conn: local, guest: remote, session: p.name, port: published, decided: make(chan struct{})}
+	check := &browserCheck{Conn: countingConn{local, p.use}, guest: remote, session: p.name, port: published, decided: make(chan struct{})}
 	both.Go(func() { _ = pipe.Copy(remote, check) }) // either end may close at any time
-	both.Go(func() { _ = pipe.Copy(local, &answerCheck{Conn: remote, request: check}) })
+	both.Go(func() { _ = pipe.Copy(countingConn{local, p.use}, &answerCheck{Conn: remote, request: check}) })
 	both.Wait()
 }
+
+// countingConn calls use when data flows in either direction.
+type countingConn struct {
+	net.Conn
+	use func()
+}
+
+func (c countingConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.use()
+	}
+	return n, err
+}
+
+func (c countingConn) Write(p []byte) (int, error) {
+	c.use()
+	return c.Conn.Write(p)
+}
+
+// CloseWrite closes one direction, as pipe.Copy does.
+func (c countingConn) CloseWrite() error { return pipe.CloseWrite(c.Conn) }
 
 // connected returns the connection to the guest. It gives up after a while, so that a
 // browser does not wait forever.

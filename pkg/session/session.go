@@ -168,13 +168,16 @@ type Status struct {
 	Target       repo.Target     `json:"target,omitzero"`         // where fetched work is kept on this host
 	GuestFetched int64           `json:"guest_fetched,omitempty"` // bytes that the guest made the host fetch
 	Work         *repo.WorkState `json:"work,omitempty"`          // what was in the guest at the last clean stop
+	Saved        *Saved          `json:"saved,omitempty"`         // the commits that were fetched before that stop
 	Tmux         string          `json:"tmux,omitempty"`          // socket of the local tmux server that shows the session
 	Ports        []PublishedPort `json:"ports,omitempty"`         // requested with `ports`
 	Attached     time.Time       `json:"attached,omitzero"`       // when a user last attached; later denials are shown at the next attach
 	Attention    *Attention      `json:"attention,omitempty"`
-	Held         *Attention      `json:"held,omitempty"`        // what the gateway waits for the user to decide
-	Logins       []string        `json:"logins,omitempty"`      // of the host that the session uses
-	SavedHome    bool            `json:"saved_home,omitempty"`  // the repository's saved home was restored, so it may be saved again
+	Held         *Attention      `json:"held,omitempty"`       // what the gateway waits for the user to decide
+	Logins       []string        `json:"logins,omitempty"`     // of the host that the session uses
+	SavedHome    bool            `json:"saved_home,omitempty"` // the repository's saved home was restored, so it may be saved again
+	Lifetime     Lifetime        `json:"lifetime,omitzero"`
+	Used         time.Time       `json:"used,omitzero"`         // when a user last asked for it without attaching
 	RequestedBy  RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
 	Events       store.Budget    `json:"events,omitzero"`       // the events that the guest caused
 }
@@ -290,9 +293,13 @@ type View struct {
 	From            golden.From          `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
 	Enforced        bool                 `json:"enforced"`
 	Ports           []PublishedPort      `json:"ports,omitempty"`
-	Attention       *Attention           `json:"attention,omitempty"` // while the VM runs
-	Logins          []string             `json:"logins,omitempty"`    // subscription logins of the host that the session uses
-	Usage           *lifecycle.Usage     `json:"usage,omitempty"`     // of models
+	Attention       *Attention           `json:"attention,omitempty"`    // while the VM runs
+	Logins          []string             `json:"logins,omitempty"`       // subscription logins of the host that the session uses
+	Usage           *lifecycle.Usage     `json:"usage,omitempty"`        // of models
+	LeaseLeft       int64                `json:"lease_left_s,omitempty"` // seconds, to within a minute; only while it runs
+	Ending          []Limit              `json:"ending,omitempty"`       // limits of its lifetime that are almost reached
+	Ended           Limit                `json:"ended,omitempty"`        // the limit that stopped it
+	Kept            string               `json:"kept,omitempty"`         // why it was not destroyed although its time is over
 }
 
 // View returns s as --json shows it.
@@ -307,7 +314,13 @@ func (s Session) View() View {
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
 	v.Logins = s.Status.Logins
-	v.Usage = lifecycle.UsageOf(s.Used)
+	v.Usage = lifecycle.UsageOf(s.Session.Used)
+	switch life := s.Status.Lifetime; s.Phase {
+	case Ready:
+		v.LeaseLeft, v.Ending = max(int64(life.Lease/time.Second), 0), life.Warned
+	case Stopping, Stopped:
+		v.Ended, v.Kept = life.Ended, life.Kept
+	}
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch
 	}

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -26,9 +28,10 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 		}
 	}
 	var work *repo.WorkState
+	var saved *Saved
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		var poweroff func(context.Context) error
-		work, poweroff = w.prepareShutdown(ctx, s)
+		work, saved, poweroff = w.prepareShutdown(ctx, s)
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Status.WasReady {
 			err = nil // cancelled before the VM existed
@@ -38,7 +41,7 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint = vm.Endpoint{} })
+	s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Saved = vm.Endpoint{}, saved })
 	if err != nil {
 		return s, err
 	}
@@ -46,48 +49,121 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 }
 
 // prepareShutdown prepares the guest for its shutdown, within the time that a working guest
-// needs. It returns the work that would be lost with the guest, nil when that is
-// unknown, and a function that powers the guest off. If the guest cannot be reached,
-// that function returns the error; the driver then presses the power button, so that
-// the guest can still write its data to disk.
-func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.WorkState, poweroff func(context.Context) error) {
-	whole := ctx
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+// needs. First the agents end, so that nothing changes any more. It returns the work that would
+// be lost with the guest, nil when that is unknown, the commits that it fetched, nil if it fetched
+// none, and a function that powers the guest off. If the guest cannot be reached, that function
+// returns the error; the driver then presses the power button, so that the guest can still write
+// its data to disk.
+func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.WorkState, saved *Saved, poweroff func(context.Context) error) {
+	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	conn, err := Connections{Paths: w.Sessions.Config.Paths}.DialOwn(ctx, s)
+	conn, err := Connections{Paths: w.Sessions.Config.Paths}.DialOwn(dial, s)
 	if err != nil {
 		w.Log.WarnContext(ctx, "failed to prepare guest for shutdown", "error", err)
-		return nil, func(context.Context) error { return err }
+		return nil, nil, func(context.Context) error { return err }
 	}
 	g := s.Guest(conn)
+	if _, err := w.quiesce(ctx, g); err != nil {
+		w.Log.WarnContext(ctx, "failed to end the agents before the shutdown", "error", err)
+	}
 	var saving sync.WaitGroup
-	saving.Go(func() { w.homeFiles().saveHome(whole, s, g) })
+	saving.Go(func() { w.homeFiles().saveHome(ctx, s, g) })
 	if s.Status.Base != nil {
-		state, err := Work{Sessions: w.Sessions}.Unsaved(ctx, s, conn)
+		saved, err = w.fetchBeforeStop(ctx, s, conn)
 		if err != nil {
+			w.warn(ctx, s.ID, fail.HintOf(err), "its commits were not fetched: %v", err)
+		}
+		if work, err = w.unsavedAtStop(ctx, s, conn); err != nil {
 			w.warn(ctx, s.ID, "", "unsaved work cannot be determined: %v", err)
-		} else {
-			work = &state
 		}
 	}
 	saving.Wait() // saving asks the guest for its secrets and may take long
-	ctx, cancelWipe := context.WithTimeout(whole, 20*time.Second)
+	// Someone may have logged in meanwhile. Then the work may have changed since.
+	if ended, err := w.quiesce(ctx, g); err != nil || ended > 0 {
+		w.Log.WarnContext(ctx, "programs ran in the guest during its shutdown", "ended", ended, "error", err)
+		work, saved = nil, nil
+	}
+	ctx, cancelWipe := context.WithTimeout(ctx, 20*time.Second)
 	defer cancelWipe()
 	if err := g.WipeSecrets(ctx); err != nil {
 		w.Log.WarnContext(ctx, "failed to wipe secrets", "error", err) // they are only in memory, which ends with the VM
 	}
-	return work, func(ctx context.Context) error {
+	return work, saved, func(ctx context.Context) error {
 		defer conn.Close()
 		return g.Poweroff(ctx)
 	}
 }
 
+// quiesce ends the programs in the guest, and returns how many there were.
+func (w *Worker) quiesce(ctx context.Context, g guestclient.Guest) (ended int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return g.Quiesce(ctx)
+}
+
+// fetchBeforeStop fetches the commits of a session that is destroyed some time after the stop.
+// For any other session it returns nil. All such fetches of a session, and those that its guest
+// asks for, are limited in total.
+func (w *Worker) fetchBeforeStop(ctx context.Context, s Session, g repo.Guest) (*Saved, error) {
+	c, err := w.Sessions.Config.Reload()
+	if err != nil {
+		c = w.Sessions.Config
+	}
+	set, err := c.For(config.RepoKey(s.RepoKey), s.Spec.Profile)
+	if err != nil || set.Lifetime.CleanupTTL <= 0 || s.Task != "" {
+		return nil, nil //nolint:nilerr // without settings there is no cleanup
+	}
+	var saved *Saved
+	return saved, w.step(ctx, s.ID, "fetch the commits", func(ctx context.Context, _ vm.Progress) error {
+		limited, cancel := limit(ctx)
+		defer cancel()
+		if _, err := (Work{Sessions: w.Sessions, ByGuest: true}).Fetch(limited, s, g, "", repo.FetchOptions{TempDir: w.Sessions.Config.Paths.Cache}); err != nil {
+			return err
+		}
+		now, err := w.Sessions.Get(ctx, s.ID) // with the target
+		if err != nil {
+			return err
+		}
+		commits, err := repo.Known(ctx, s.Name, now.Status.Target)
+		if err == nil {
+			saved = &Saved{Commits: commits[:min(len(commits), maxSaved+1)]}
+		}
+		return err
+	})
+}
+
+// unsavedAtStop returns the work that would be lost with the guest.
+func (w *Worker) unsavedAtStop(ctx context.Context, s Session, g repo.Guest) (*repo.WorkState, error) {
+	now, err := w.Sessions.Get(ctx, s.ID) // what was fetched a moment ago is saved
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	work, err := Work{Sessions: w.Sessions}.Unsaved(ctx, now, g)
+	if err != nil {
+		return nil, err
+	}
+	return &work, nil
+}
+
 // destroy removes everything except the row and its events.
 func (w *Worker) destroy(ctx context.Context, s Session) (Session, error) {
 	if s.Phase != Destroying {
-		var err error
-		// From here on the token is invalid, whatever happens next.
-		if s, err = w.advance(ctx, s, Destroying, func(row *store.Session) { row.TokenSHA256 = "" }); err != nil {
+		// From here on the token is invalid, whatever happens next. A user who opened the session
+		// in this moment keeps it.
+		row, err := w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			if Phase(row.Phase) != s.Phase || Phase(row.Desired) != Gone {
+				return store.Event{}, fmt.Errorf("session %s is %s and should be %s: %w", row.Name, row.Phase, row.Desired, store.ErrStale)
+			}
+			row.Phase, row.TokenSHA256 = string(Destroying), ""
+			return phaseEvent(s.Phase, Destroying, Gone), nil
+		})
+		if err != nil {
+			return s, err
+		}
+		w.Log.InfoContext(ctx, "session state transition", "from", s.Phase, "to", Destroying, "desired", s.Desired)
+		if s, err = read(row, nil); err != nil {
 			return s, err
 		}
 	}

@@ -45,6 +45,12 @@ type Worker struct {
 	// Budget is called after a session used a part of its budget, or of today's. It may be nil.
 	Budget func(ctx context.Context, s Session, n gateway.BudgetNote)
 
+	// Lifetime is called when a limit of the session's lifetime is near or reached, or with no text
+	// when it no longer is. It may be nil.
+	Lifetime func(ctx context.Context, s Session, text string)
+	// HasTasks reports whether tasks that have not ended run in the session. It may be nil.
+	HasTasks func(ctx context.Context, id string) (bool, error)
+
 	// Channel returns what serves the connections from the guest of a session. It may be nil.
 	Channel func(s Session, guest func(context.Context) (*ssh.Client, error)) Channel
 
@@ -191,7 +197,12 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 			return w.markBroken(keep, s, err)
 		}
 		w.standbys().prepareNext(keep, s)
-		return w.advance(keep, s, Ready, func(row *store.Session) { row.SetError("", "", "") })
+		var statusErr error
+		s, err = w.advance(keep, s, Ready, func(row *store.Session) {
+			row.SetError("", "", "")
+			statusErr = change(row, func(f *Status) { f.Lifetime = Lifetime{} }) // a new lease
+		})
+		return s, errors.Join(err, statusErr)
 	case s.Desired == Ready && s.Phase == Stopping:
 		// Finish stopping, then start: a shutdown in progress cannot be undone.
 		return w.stop(keep, s)
@@ -224,8 +235,10 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	defer func() { stopLooking(); looking.Wait() }()
 	looking.Go(func() { w.watchGuest(lctx, s, current.Load, conn.get) })
 	looking.Go(func() { w.watchGateway(lctx, s, current.Load) })
+	var use usage
+	looking.Go(func() { w.watchLifetime(lctx, s, current.Load, &use, conn.current) })
 	looking.Go(func() { w.serveGuest(lctx, s, current.Load, conn.get) })
-	ports := publisher{log: w.Log, guest: conn.get, name: s.Name}
+	ports := publisher{log: w.Log, guest: conn.get, name: s.Name, use: use.sign}
 	defer ports.close()
 	var monitor gatewayMonitor
 	for {

@@ -79,6 +79,8 @@ type Client struct {
 	closed bool
 	opened *ssh.Session // opened by the dial, for the first caller that needs a session
 	tasks  sync.WaitGroup
+
+	relayed, relaying atomic.Int64 // channels that Relay opened, and those that are open
 }
 
 // DialBooted dials a guest that has just reported that its sshd listens. It tries

@@ -233,6 +233,12 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
+// Relayed returns how many channels of other processes Relay has opened, and how many of them
+// are open now.
+func (c *Client) Relayed() (opened int64, open int) {
+	return c.relayed.Load(), int(c.relaying.Load())
+}
+
 // serve handles one client. It returns, and frees the client's slot, when the guest
 // has closed all of the client's channels too.
 func (r *relay) serve(ctx context.Context, conn net.Conn) {
@@ -315,6 +321,9 @@ func (r *relay) channel(n ssh.NewChannel) {
 		guest.abandon()
 		return
 	}
+	r.guest.relayed.Add(1)
+	r.guest.relaying.Add(1)
+	defer r.guest.relaying.Add(-1)
 	carry(half{ch, reqs}, guest.half)
 }
 

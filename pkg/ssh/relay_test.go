@@ -546,3 +546,20 @@ func TestRelayLeavesNothing(t *testing.T) {
 	})
 	testenv.WaitFor(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 }
+
+// TestRelayed checks that the relay counts what others do over the connection.
+func TestRelayed(t *testing.T) {
+	r := serve(t, func(c channel) { c.exit(0) }, nil).relay(t)
+	if opened, open := r.guest.Relayed(); opened != 0 || open != 0 {
+		t.Errorf("Relayed before any client = %d, %d, want 0, 0", opened, open)
+	}
+	c := r.through(t)
+	if err := c.Run(t.Context(), "", ssh.IO{}); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	testenv.WaitFor(t, "the end of the channel", func() bool {
+		opened, open := r.guest.Relayed()
+		return opened > 0 && open == 0
+	})
+}

@@ -102,6 +102,18 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 	return all, nil
 }
 
+// Needing describes the tasks that have not ended and that run in a session, wait for it or were
+// submitted from inside it. It returns "" for none.
+func (m *Manager) Needing(ctx context.Context, session string) (string, error) {
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !p.Over() }), OldestFirst: true})
+	for _, row := range rows {
+		if row.SessionID == session || row.Parent == session || row.Root == session {
+			return "task " + row.ID + " has not ended", nil
+		}
+	}
+	return "", err
+}
+
 // errGone means that a session is gone or about to be.
 var errGone = errors.New("it was destroyed")
 

@@ -116,7 +116,7 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveKeepOrder)
 	}
 	return map[string]cobra.CompletionFunc{
-		"profile": one(profileNames(a)),
+		"profile": one(Profiles(a)),
 		"repo":    one(repoKeys(a)),
 		"image":   one(sourceImages(a)),
 		"network": these(
@@ -239,7 +239,8 @@ func openSessions(a *app.App) Lister {
 	}
 }
 
-func profileNames(a *app.App) Lister {
+// Profiles offers the names of the profiles.
+func Profiles(a *app.App) Lister {
 	return func(*cobra.Command, []string) []string {
 		cfg, err := a.Settings()
 		if err != nil {

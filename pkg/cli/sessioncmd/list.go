@@ -61,6 +61,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		if note == "" && s.State != s.Desired {
 			note = "→ " + string(s.Desired)
 		}
+		note = strings.TrimSpace(s.LifetimeNote() + "  " + note)
 		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}

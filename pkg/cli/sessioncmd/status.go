@@ -32,18 +32,22 @@ type summary struct {
 	Working int      `json:"working"`
 	Ready   int      `json:"ready"`   // all other running sessions
 	Waiting []string `json:"waiting"` // sessions with blocked agents, the longest waiting first
+	Ending  []string `json:"ending"`  // sessions that will soon be stopped
 
 	Today *lifecycle.Usage `json:"today,omitempty"` // of all sessions and tasks; not in the pushed status
 }
 
 func summarise(all []session.View) summary {
-	sum := summary{Waiting: []string{}}
+	sum := summary{Waiting: []string{}, Ending: []string{}}
 	for _, s := range queue(all) {
 		if s.Attention.State == guestproto.AgentBlocked {
 			sum.Waiting = append(sum.Waiting, s.DisplayName())
 		}
 	}
 	for _, s := range all {
+		if len(s.Ending) > 0 {
+			sum.Ending = append(sum.Ending, s.DisplayName())
+		}
 		switch {
 		case s.State == session.Broken:
 			sum.Error++
@@ -80,6 +84,17 @@ func queue(all []session.View) []session.View {
 	return waiting
 }
 
+// first returns the first of several names in parentheses.
+func first(names []string) string {
+	switch len(names) {
+	case 0:
+		return ""
+	case 1:
+		return " (" + names[0] + ")"
+	}
+	return " (" + names[0] + ", …)"
+}
+
 // text formats the summary on one line. style colours a text; its color is "red", "yellow",
 // "green" or "" for none.
 func (sum summary) text(style func(color, text string) string) string {
@@ -89,19 +104,12 @@ func (sum summary) text(style func(color, text string) string) string {
 			parts = append(parts, style(color, fmt.Sprintf("%d %s", n, word)))
 		}
 	}
-	word := "blocked"
-	if len(sum.Waiting) > 0 {
-		word += " (" + sum.Waiting[0]
-		if len(sum.Waiting) > 1 {
-			word += ", …"
-		}
-		word += ")"
-	}
-	add(sum.Blocked, "yellow", word)
+	add(sum.Blocked, "yellow", "blocked"+first(sum.Waiting))
 	add(sum.Error, "red", "failed")
 	add(sum.Done, "green", "done")
 	add(sum.Working, "", "working")
 	add(sum.Ready, "", "ready")
+	add(len(sum.Ending), "yellow", "ending soon"+first(sum.Ending))
 	if sum.Today != nil {
 		parts = append(parts, style("", sum.Today.Money()+" today"))
 	}
@@ -241,11 +249,20 @@ func Notify(ctx context.Context, m *session.Manager, s session.Session) {
 
 // NotifyBudget informs the user how much of a budget is used.
 func NotifyBudget(ctx context.Context, m *session.Manager, s session.Session, n gateway.BudgetNote) {
+	notifyOf(ctx, m, s, "budget", budgetText(n))
+}
+
+// NotifyLifetime informs the user that the session will be stopped, or was.
+func NotifyLifetime(ctx context.Context, m *session.Manager, s session.Session, text string) {
+	notifyOf(ctx, m, s, "lifetime", text)
+}
+
+// notifyOf informs the user of something about the session that is not an agent's state.
+func notifyOf(ctx context.Context, m *session.Manager, s session.Session, what, text string) {
 	set := m.Config.Attention
-	text := budgetText(n)
 	if set.Command != "" {
 		err := notify.Command(ctx, set.Command, map[string]string{
-			"AGENT_SESSION": s.Name, "AGENT_REPO": s.RepoName(), "AGENT_LABEL": s.Label, "AGENT_STATE": "budget", "AGENT_NAME": "", "AGENT_ON": text,
+			"AGENT_SESSION": s.Name, "AGENT_REPO": s.RepoName(), "AGENT_LABEL": s.Label, "AGENT_STATE": what, "AGENT_NAME": "", "AGENT_ON": text,
 		})
 		if err != nil {
 			slog.WarnContext(ctx, "attention.command failed", "error", err)

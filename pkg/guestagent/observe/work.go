@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 )
@@ -203,8 +205,8 @@ const (
 
 // measure returns the machine's load and its memory and disk usage, or the previous
 // value if they are about the same.
-func measure(before *guestproto.Machine) *guestproto.Machine {
-	var m guestproto.Machine
+func measure(before *guestproto.Machine, terminals string) *guestproto.Machine {
+	m := guestproto.Machine{Input: lastInput(terminals)}
 	if f := strings.Fields(sys.Text("/proc/loadavg")); len(f) > 0 {
 		m.Load, _ = strconv.ParseFloat(f[0], 64)
 	}
@@ -235,8 +237,24 @@ func measure(before *guestproto.Machine) *guestproto.Machine {
 }
 
 func alike(a, b guestproto.Machine) bool {
-	return a.MemTotal == b.MemTotal && a.DiskTotal == b.DiskTotal &&
+	return a.MemTotal == b.MemTotal && a.Input == b.Input && a.DiskTotal == b.DiskTotal &&
 		near(a.Load, b.Load, loadStep) && near(a.MemUsed, b.MemUsed, memStep) && near(a.DiskUsed, b.DiskUsed, diskStep)
+}
+
+// lastInput returns when a program last read from a terminal in dir, as Unix time, or 0 for
+// never. The kernel records that in the access time, to within eight seconds.
+func lastInput(dir string) (at int64) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0
+	}
+	for _, e := range entries {
+		var st unix.Stat_t
+		if _, err := strconv.Atoi(e.Name()); err == nil && unix.Stat(filepath.Join(dir, e.Name()), &st) == nil {
+			at = max(at, st.Atim.Sec)
+		}
+	}
+	return at
 }
 
 func near[T int64 | float64](a, b, step T) bool { return a-b < step && b-a < step }

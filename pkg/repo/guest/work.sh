@@ -48,13 +48,25 @@ while read -r stash; do
 done <"$tmp/stashes"
 echo "stashes $n"
 
-dirty=0 untracked=0
+dirty=0 untracked=0 nested=0
 sed -n 's/^worktree //p' "$tmp/worktrees" >"$tmp/trees"
 while read -r tree; do
 	[ -e "$tree/.git" ] || continue
 	d=$(git -C "$tree" status --porcelain=v1 -z --no-renames --untracked-files=no --ignore-submodules=none | tr -cd '\0' | wc -c)
 	u=$(git -C "$tree" ls-files --others --exclude-standard -z | tr -cd '\0' | wc -c)
+	# Files whose changes git ignores on request: whether there are any is unknown.
+	git -C "$tree" ls-files -v >"$tmp/flags"
+	sed -n 's/^[a-zS] //p' "$tmp/flags" >"$tmp/flagged"
+	while read -r f; do
+		[ ! -e "$tree/$f" ] || d=$((d + 1))
+	done <"$tmp/flagged"
 	dirty=$((dirty + d)) untracked=$((untracked + u))
+	# Repositories in it that are not submodules, or not of the main work tree.
+	git -C "$tree" ls-files -s >"$tmp/index"
+	sed -n 's/^160000 [0-9a-f]* [0-9]	//p' "$tmp/index" >"$tmp/links"
+	while read -r f; do
+		[ ! -e "$tree/$f/.git" ] || [ "$tree" = "$top" ] && [ -f .gitmodules ] || nested=$((nested + 1))
+	done <"$tmp/links"
 	for f in rebase-merge:rebase rebase-apply:rebase MERGE_HEAD:merge CHERRY_PICK_HEAD:cherry-pick REVERT_HEAD:revert BISECT_LOG:bisect; do
 		p=$(git -C "$tree" rev-parse --path-format=absolute --git-path "${f%%:*}")
 		[ ! -e "$p" ] || echo "progress ${f#*:}"
@@ -63,10 +75,11 @@ done <"$tmp/trees"
 echo "dirty $dirty"
 echo "untracked $untracked"
 
+sub=0
 if [ -f .gitmodules ]; then
 	sub=$(git submodule --quiet foreach --recursive \
-		'head=$(git rev-parse -q --verify HEAD) || [ "$?" = 1 ] && git rev-list --count $head --branches --not --remotes' |
+		'head=$(git rev-parse -q --verify HEAD) || [ "$?" = 1 ] && { stash=$(git rev-parse -q --verify refs/stash) || [ "$?" = 1 ]; } && git rev-list --count $head $stash --branches --not --remotes' |
 		awk '{ n += $1 } END { print n + 0 }')
-	echo "submodules $sub"
 fi
+echo "submodules $((sub + nested))"
 echo end

@@ -61,6 +61,7 @@ function header(s: Session): HTMLElement {
       const text = `Fetched ${plural(r.commits, "commit")}, ${plural(r.refs?.length ?? 0, "ref")} changed.`;
       fill(place, h("p", { class: "done", role: "status" }, text));
     }, { title: "Fetch the agent's commits to the mirror on the host" }));
+    if (s.state === "ready" && s.lease_left_s) buttons.push(action("Renew lease", place, () => post(`${path}/lease`, {}), { kind: s.ending?.includes("lease") ? "primary" : undefined, done: "The lease was renewed", title: "Let the session run for at least 4 more hours" }));
     if (["ready", "starting", "creating"].includes(s.state)) buttons.push(action("Stop", place, () => post(`${path}/stop`), { done: "Stopping" }));
     if (s.state !== "destroying") buttons.push(action("Destroy…", place, () => destroy(s)));
   }
@@ -70,8 +71,16 @@ function header(s: Session): HTMLElement {
     place,
     facts(["session", line(s.name, 100)], ["id", h("code", {}, s.id)], ["branch", line(s.branch ?? s.base?.branch, 80)], ["image", line(s.image, 60)], ["profile", line(s.profile, 60)],
       ["network", `${s.network_mode ?? ""}${s.enforced ? "" : " (not enforced)"}`], ["size", `${s.resources.cpus} CPUs, ${sizeText(s.resources.memory)}`],
-      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["created", ago(s.created_at)],
+      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["created", ago(s.created_at)], ["lifetime", lifetime(s)],
       ["ports", s.ports?.map((p) => `${p.guest} → ${p.host ?? "none"}`).join(", ")]));
+}
+
+function lifetime(s: Session): string | undefined {
+  if (s.ending?.includes("lease")) return "the lease ends soon; then the session is stopped";
+  if (s.ending?.length) return "idle; it will be stopped soon";
+  if (s.kept) return `kept: ${line(s.kept, 120)}`;
+  if (s.ended) return s.ended === "idle" ? "stopped because it was idle" : "stopped because its lease ended";
+  return s.lease_left_s ? `the lease ends in ${plural(Math.max(1, Math.round(s.lease_left_s / 60)), "minute")}` : undefined;
 }
 
 async function destroy(s: Session) {
