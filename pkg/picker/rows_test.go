@@ -27,6 +27,23 @@ func TestHeaderFits(t *testing.T) {
 	}
 }
 
+// checkOrder checks the name and state of each row, and returns the rows.
+func (p *Picker) checkOrder(t *testing.T, want []string) []string {
+	t.Helper()
+	lines, _, err := p.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range lines {
+		got = append(got, strings.Join(strings.Fields(l)[2:4], " "))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
+	}
+	return lines
+}
+
 // TestOrder checks that sessions are ordered by how urgently they need attention. Of
 // those that need it, the one that has waited longest comes first; the others are
 // ordered by name.
@@ -59,22 +76,11 @@ func TestOrder(t *testing.T) {
 		r.id = fmt.Sprintf("%012x", i)
 		p.put(t, r)
 	}
-	lines, _, err := p.now(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, l := range lines {
-		got = append(got, strings.Join(strings.Fields(l)[2:4], " "))
-	}
-	want := []string{
+	lines := p.checkOrder(t, []string{
 		"o/blocked-long blocked", "o/blocked-short blocked", "o/error error", "o/broken broken", "o/done done",
 		"o/working-a working", "o/working-b working", "o/exited ready", "o/plain ready", "o/seen idle", "o/zz-idle idle",
 		"o/creating creating", "o/going destroying", "o/stopping stopping", "o/waking starting", "o/asleep stopped", "o/stopped stopped",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
-	}
+	})
 	words := func(i int) string { return strings.Join(strings.Fields(lines[i]), " ") }
 	if !strings.HasSuffix(words(0), "blocked 2h Bash") || !regexp.MustCompile(`broken <?1m no space$`).MatchString(words(3)) {
 		t.Errorf("first and fourth row = %q, %q, want what the agent waits for, and why it is broken", lines[0], lines[3])
@@ -96,18 +102,8 @@ func TestOrderOfOneRepository(t *testing.T) {
 		r.id = fmt.Sprintf("%012x", i)
 		p.put(t, r)
 	}
-	lines, _, err := p.now(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, l := range lines {
-		got = append(got, strings.Join(strings.Fields(l)[2:4], " "))
-	}
 	want := []string{"o/b@dev broken", "o/b stopped", "o/b@2 stopped", "o/b@fix working", "o/d working", "o/a ready", "o/b-c stopped"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("order of the rows mismatch (-want +got):\n%s", diff)
-	}
+	p.checkOrder(t, want)
 }
 
 var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)

@@ -67,9 +67,9 @@ func lifetimeOf(t *testing.T, text string) *Manager {
 
 const lifeID = "0123456789ab"
 
-func (w lifetimeWatch) status(t *testing.T) (Session, Lifetime) {
+func (l *lifetimeWatch) status(t *testing.T) (Session, Lifetime) {
 	t.Helper()
-	s, err := w.w.Sessions.Get(t.Context(), w.id)
+	s, err := l.w.Sessions.Get(t.Context(), l.id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +94,10 @@ func newLifetimeWatch(t *testing.T, settings string) (l *lifetimeWatch, noted *[
 	return &lifetimeWatch{w: w, id: lifeID, use: &usage{}, conn: func() *ssh.Client { return nil }}, noted
 }
 
-func (w *lifetimeWatch) pass(t *testing.T, times int, passed time.Duration) {
+func (l *lifetimeWatch) pass(t *testing.T, times int, passed time.Duration) {
 	t.Helper()
 	for range times {
-		if err := w.look(t.Context(), w.w.Sessions.Config, passed); err != nil {
+		if err := l.look(t.Context(), l.w.Sessions.Config, passed); err != nil {
 			t.Fatalf("look = %v, want nil", err)
 		}
 	}

@@ -78,7 +78,7 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 		}
 	}
 	saving.Wait() // saving asks the guest for its secrets and may take long
-	// Someone may have logged in meanwhile. Then the work may have changed since.
+	// The user may have logged in meanwhile. Then the work may have changed since.
 	if ended, err := w.quiesce(ctx, g); err != nil || ended > 0 {
 		w.Log.WarnContext(ctx, "programs ran in the guest during its shutdown", "ended", ended, "error", err)
 		work, saved = nil, nil
