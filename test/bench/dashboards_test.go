@@ -49,6 +49,14 @@ func TestTasksDashboards(t *testing.T) {
 		{name: rowMost, unit: "MB", comparisons: []comparison{{key: "dashboard_serve_rss", mine: theDashboards, aim: aim{absolute, aimDashMemory}}}},
 		{name: rowMostShare, unit: "MB", comparisons: []comparison{{key: "dashboard_serve_pss", mine: theDashboards}}},
 	}})
+	for range runs() {
+		t.Run("", func(t *testing.T) { table.add(theDashboards, watchSessions(t)) }) // a subtest, so that one ends before the next begins
+	}
+	table.done(t, runs(), theDashboards)
+}
+
+// watchSessions lets the dashboards of a new serve follow the sessions once.
+func watchSessions(t *testing.T) sample {
 	f := newFarmWith(t, fakes(t), []string{"serve", "--listen", "127.0.0.1:0"})
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
@@ -133,11 +141,10 @@ func TestTasksDashboards(t *testing.T) {
 		t.Fatal("no event was read, want all")
 	}
 	m := f.resident()
-	table.add(theDashboards, sample{
+	return sample{
 		rowEvent: delays.at(.5), rowEvent95: delays.at(.95), rowDashEvents: float64(len(delays)), rowDashLost: float64(lost.Load()),
 		rowOverviews: float64(overviews) / dashboards / took.Seconds(), rowMost: m[rowResident], rowMostShare: m[rowShare],
-	})
-	table.done(t, 1, theDashboards)
+	}
 }
 
 // dashboard is a browser that logged in.
