@@ -28,6 +28,7 @@ const (
 	netConfigFile = "netsockets.json" // holds vm.NetSockets
 	policyFile    = "policy.json"     // the compiled policy
 	meteringFile  = "metering.json"   // holds Metering
+	rememberFile  = "remember.json"   // Options.Remember
 	lockFile      = "lock"            // held while the gateway runs; contains its pid
 	logFile       = "gateway.log"
 )
@@ -107,7 +108,7 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	if s.decisions, err = openDecisionLog(dir); err != nil {
 		return fail.New(fail.Host, "open the decision log: %w", err)
 	}
-	s.gateway, err = New(Options{Subnet: sockets.Subnet, MAC: sockets.MAC, MTU: sockets.MTU, Log: s.decisions.add})
+	s.gateway, err = New(Options{Subnet: sockets.Subnet, MAC: sockets.MAC, MTU: sockets.MTU, Log: s.decisions.add, Remember: filepath.Join(dir, rememberFile)})
 	if err != nil {
 		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.decisions.close())
 	}
