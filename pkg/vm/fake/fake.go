@@ -28,7 +28,7 @@
 //	 "kill_self_at": "start:before"}
 //
 // The operations are create, start, stop, delete, inspect, list, check, export, save,
-// wake (the first start of a fork) and connect (a connection to sshd, which is
+// checkpoint, suspend, restore, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
 // accepted, and then stalls or is closed). Each has error, code, hint, stall, match
 // (part of the VM's name), after (skip the first N times since the file changed) and
 // count (only N times). Two more are possible: ready, with never and panic; and exec,

@@ -5,7 +5,9 @@ package lima
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -214,5 +216,54 @@ func TestPanic(t *testing.T) {
 	}
 	if left, err := family(filepath.Join(d.home, s.Name)); err != nil || len(left) > 0 {
 		t.Fatalf("processes after the panic = %v, %v, want none", left, err)
+	}
+}
+
+// A disk with many layers gets a single one, with the same content.
+func TestLayers(t *testing.T) {
+	dir := t.TempDir()
+	run := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), name, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, out)
+		}
+	}
+	run("qemu-img", "create", "-q", "-f", "qcow2", filenames.BaseDisk, "64M")
+	run("qemu-io", "-c", "write -P 9 0 1M", filenames.BaseDisk)
+	below := filepath.Join(dir, filenames.BaseDisk) // as Lima names it
+	var c checkpoint
+	for n := range maxLayers {
+		c = checkpoint{dir, strconv.Itoa(n)}
+		run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", below, layerPrefix+c.id)
+		below = layerPrefix + c.id
+		if n == maxLayers-1 {
+			if err := c.flatten(t.Context()); err != nil { // before its own data
+				t.Fatal(err)
+			}
+			break
+		}
+		run("qemu-io", "-c", fmt.Sprintf("write -P %d %dk 64k", n+1, n*96), below)
+		if err := c.flatten(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if layers, err := layersOf(dir, below); err != nil || len(layers) != n+1 {
+			t.Fatalf("layers = %v, %v, want %d", layers, err, n+1)
+		}
+	}
+	run("qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", layerPrefix+strconv.Itoa(maxLayers-2), below)
+	if layers, err := layersOf(dir, below); err != nil || len(layers) != 1 {
+		t.Errorf("layers = %v, %v, want one", layers, err)
+	}
+	// Only what is below the VM's disk or a checkpoint stays.
+	run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", layerPrefix+"1", filenames.DiffDisk)
+	run("touch", checkpointPrefix+c.id)
+	if err := removeLayers(dir); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, layerPrefix+"*"))
+	if want := []string{layerPrefix + "0", layerPrefix + "1", layerPrefix + c.id}; err != nil || len(left) != len(want) {
+		t.Errorf("layers that stay = %v, %v, want %v", left, err, want)
 	}
 }

@@ -1,6 +1,7 @@
 package lima
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -39,6 +40,16 @@ const (
 	// disk since then would not match the saved memory any more.
 	forkFile = "agent-sessionizer-fork"
 
+	// resumedFile is what forkFile becomes once a restored VM has resumed. It belongs to
+	// that run.
+	resumedFile = "agent-sessionizer-resumed"
+
+	// bootDisk is QEMU's name of the disk that the guest boots from.
+	bootDisk = "virtio0"
+
+	// downtimeLimit is how long a VM may be paused for the last part of its memory.
+	downtimeLimit = 300 * time.Millisecond
+
 	// wakeTimeout limits reading the state and the guest's change of identity.
 	wakeTimeout = 3 * time.Minute
 
@@ -46,12 +57,15 @@ const (
 	saveTimeout = 5 * time.Minute
 )
 
-// fork is the content of forkFile.
+// fork is the content of forkFile. A restored VM has one as well, with a host key: its guest keeps
+// its identity.
 type fork struct {
 	State         string `json:"state"`
-	Disk          int64  `json:"disk"` // bytes, the final size of the guest's disk
-	User          string `json:"user"`
-	AuthorizedKey string `json:"authorized_key"`
+	Base          string `json:"base,omitempty"` // the disk that the state matches; "" for the VM's base disk
+	Disk          int64  `json:"disk,omitempty"` // bytes, the final size of the guest's disk, 0 for what it is
+	User          string `json:"user,omitempty"`
+	AuthorizedKey string `json:"authorized_key,omitempty"`
+	HostKey       string `json:"host_key,omitempty"`
 }
 
 // isFork reports whether the VM in dir has not woken yet.
@@ -60,8 +74,10 @@ func isFork(dir string) bool {
 	return err == nil
 }
 
-func readFork(dir string) (*fork, error) {
-	b, err := os.ReadFile(filepath.Join(dir, forkFile))
+func readFork(dir string) (*fork, error) { return readForkFile(filepath.Join(dir, forkFile)) }
+
+func readForkFile(path string) (*fork, error) {
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -70,7 +86,7 @@ func readFork(dir string) (*fork, error) {
 	}
 	f := new(fork)
 	if err := json.Unmarshal(b, f); err != nil {
-		return nil, fmt.Errorf("%s: %w", forkFile, err)
+		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	return f, nil
 }
@@ -82,7 +98,13 @@ func (f *fork) overlay(ctx context.Context, dir string) error {
 	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filepath.Join(dir, filenames.BaseDisk), disk)
+	return overlay(ctx, cmp.Or(f.Base, filepath.Join(dir, filenames.BaseDisk)), disk)
+}
+
+// overlay makes a disk that contains what base does. A base without a directory is in that of the
+// disk.
+func overlay(ctx context.Context, base, disk string) error {
+	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, disk)
 }
 
 // wake resumes the QEMU that waits in dir, gives the guest its identity, and returns
@@ -96,6 +118,9 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 	}
 	if err := f.resume(ctx, dir); err != nil {
 		return err
+	}
+	if f.HostKey != "" {
+		return renameSynced(filepath.Join(dir, forkFile), filepath.Join(dir, resumedFile))
 	}
 	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
 	if err != nil {
@@ -145,8 +170,10 @@ func (f *fork) resume(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := m.do("block_resize", map[string]any{"device": "virtio0", "size": f.Disk}); err != nil {
-		return err
+	if f.Disk != 0 {
+		if _, err := m.do("block_resize", map[string]any{"device": bootDisk, "size": f.Disk}); err != nil {
+			return err
+		}
 	}
 	_, err = m.do("cont", nil)
 	return err
@@ -171,7 +198,19 @@ func removeSynced(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
-	d, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+// renameSynced renames a file within its directory durably.
+func renameSynced(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(to))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -282,33 +321,45 @@ func writeState(ctx context.Context, dir, state string) error {
 		return err
 	}
 	defer m.Close()
-	for _, c := range []struct {
-		command string
-		args    map[string]any
-	}{
-		{"stop", nil},
-		{"migrate-set-parameters", map[string]any{"max-bandwidth": int64(1) << 40}}, // bytes/s; the default suits a network
-		{"migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}},
-	} {
-		if _, err := m.do(c.command, c.args); err != nil {
-			return err
-		}
+	if _, err := m.do("stop", nil); err != nil {
+		return err
 	}
-	err = until(ctx, m, "query-migrate", func(s struct {
-		Status string
-		Desc   string `json:"error-desc"`
-	},
-	) (bool, error) {
-		if s.Status == "failed" || s.Status == "cancelled" {
-			return false, fail.New(fail.Host, "QEMU could not write the state: %s", clean(s.Desc)).WithHint("df -h %s", filepath.Dir(state))
-		}
-		return s.Status == "completed", nil
-	})
-	if err != nil {
+	if err := m.migrate(ctx, state, func(migration) error { return nil }); err != nil {
 		return err
 	}
 	_, err = m.do("quit", nil)
 	return err
+}
+
+// migration is QEMU's answer to query-migrate.
+type migration struct {
+	Status    string
+	TotalTime int64  `json:"total-time"` // ms
+	Downtime  int64  // ms, once it is completed
+	Desc      string `json:"error-desc"`
+	RAM       struct {
+		Transferred int64 // bytes
+	}
+}
+
+// migrate writes the memory and devices of the VM to a file. Afterwards the VM is paused. It calls
+// watch while that goes on.
+func (m *monitor) migrate(ctx context.Context, state string, watch func(migration) error) error {
+	if _, err := m.do("migrate-set-parameters", map[string]any{
+		"max-bandwidth":  int64(1) << 40, // bytes/s; the default suits a network
+		"downtime-limit": downtimeLimit.Milliseconds(),
+	}); err != nil {
+		return err
+	}
+	if _, err := m.do("migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}); err != nil {
+		return err
+	}
+	return until(ctx, m, "query-migrate", func(s migration) (bool, error) {
+		if s.Status == "failed" || s.Status == "cancelled" {
+			return false, fail.New(fail.Host, "QEMU could not write the state: %s", clean(s.Desc)).WithHint("df -h %s", filepath.Dir(state))
+		}
+		return s.Status == "completed", watch(s)
+	})
 }
 
 // Export implements vm.Driver.
@@ -326,6 +377,9 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	}
 	if r, err := survivors(dir); err != nil || r.any() {
 		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
+	}
+	if err := tidyDisks(dir); err != nil {
+		return err
 	}
 	report(p, "writing the disk")
 	disk := filepath.Join(dir, filenames.DiffDisk)

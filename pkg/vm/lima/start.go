@@ -104,6 +104,9 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	if err := kill(ctx, dir); err != nil {
 		return vmRun{}, err
 	}
+	if err := errors.Join(removeFile(filepath.Join(dir, resumedFile)), tidyDisks(dir)); err != nil {
+		return vmRun{}, err
+	}
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return vmRun{}, err
 	}
@@ -198,8 +201,15 @@ func (r vmRun) endpoint(ctx context.Context) (vm.Endpoint, error) {
 	var e vm.Endpoint
 	err := r.await(ctx, func(w *watcher) (bool, error) {
 		// The host agent removes the file once a fork has woken.
-		if w.hostKey == "" || isFork(r.dir) {
+		if isFork(r.dir) {
 			return false, nil
+		}
+		if w.hostKey == "" { // a restored guest goes on without printing it
+			resumed, err := readForkFile(filepath.Join(r.dir, resumedFile))
+			if resumed == nil || err != nil {
+				return false, err
+			}
+			w.hostKey = resumed.HostKey
 		}
 		port, err := sshPort(r.dir)
 		if err != nil || port == 0 { // the event follows QEMU's start immediately
