@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -104,6 +106,9 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
+	if err := b.w.checkpoints().resumed(ctx, *s); err != nil {
+		return err
+	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
@@ -153,6 +158,12 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
+		if s.Status.WasReady {
+			if err := b.w.checkpoints().forget(ctx, s, err); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
@@ -184,6 +195,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		})
 		return err
 	})
+	if err == nil && s.Status.Resumes != "" && ownTools(s) { // its clock did not go on
+		err = conn.Run(ctx, fmt.Sprintf("sudo date --set=@%d.%09d >/dev/null", time.Now().Unix(), time.Now().Nanosecond()), ssh.IO{})
+	}
 	return conn, err
 }
 

@@ -177,6 +177,21 @@ func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 
 // SetDesired records the session's desired phase and starts a keeper for it.
 func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Session, error) {
+	return m.setDesired(ctx, s, desired, "")
+}
+
+// Suspend stops a running session and keeps its memory where that is possible: its programs
+// continue when it starts again.
+func (m *Manager) Suspend(ctx context.Context, s Session) (Session, error) {
+	if s.Phase != Ready {
+		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer list")
+	}
+	return m.setDesired(ctx, s, Stopped, ids.Hex(6))
+}
+
+// setDesired does the work of SetDesired. A stop makes the checkpoint with the id suspend, if it is
+// not empty.
+func (m *Manager) setDesired(ctx context.Context, s Session, desired Phase, suspend string) (Session, error) {
 	var host Host
 	if desired == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
@@ -219,7 +234,7 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 		}
 		row.Phase, row.Desired = string(to), string(desired)
 		return phaseEvent(from, to, desired), change(row, func(f *Status) {
-			f.RequestedBy = m.requestedBy(ctx)
+			f.RequestedBy, f.Suspend = m.requestedBy(ctx), suspend
 			if desired == Ready && f.Lifetime.Ended != "" {
 				f.Lifetime = Lifetime{} // the stop has not begun yet
 			}

@@ -177,9 +177,15 @@ type Status struct {
 	Logins       []string        `json:"logins,omitempty"`     // of the host that the session uses
 	SavedHome    bool            `json:"saved_home,omitempty"` // the repository's saved home was restored, so it may be saved again
 	Lifetime     Lifetime        `json:"lifetime,omitzero"`
-	Used         time.Time       `json:"used,omitzero"`         // when a user last asked for it without attaching
-	RequestedBy  RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
-	Events       store.Budget    `json:"events,omitzero"`       // the events that the guest caused
+	Checkpoints  []Checkpoint    `json:"checkpoints,omitempty"`
+	Restore      *Restoring      `json:"restore,omitempty"` // requested by a user
+	// Why the last restore failed, nil if it did not.
+	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
+	Suspend      string               `json:"suspend,omitempty"`     // id of the checkpoint that the requested stop is to make
+	Resumes      string               `json:"resumes,omitempty"`     // id of the checkpoint whose memory the VM resumes when it starts
+	Used         time.Time            `json:"used,omitzero"`         // when a user last asked for it without attaching
+	RequestedBy  RequestedBy          `json:"requested_by,omitzero"` // who asked for the desired phase
+	Events       store.Budget         `json:"events,omitzero"`       // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.
@@ -300,6 +306,9 @@ type View struct {
 	Ending          []Limit              `json:"ending,omitempty"`       // limits of its lifetime that are almost reached
 	Ended           Limit                `json:"ended,omitempty"`        // the limit that stopped it
 	Kept            string               `json:"kept,omitempty"`         // why it was not destroyed although its time is over
+	Suspended       bool                 `json:"suspended,omitempty"`    // its programs continue when it starts
+	Restoring       string               `json:"restoring,omitempty"`    // the checkpoint that is being restored
+	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"`
 }
 
 // View returns s as --json shows it.
@@ -313,13 +322,16 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
-	v.Logins = s.Status.Logins
+	v.Logins, v.RestoreError = s.Status.Logins, s.Status.RestoreError
+	if s.Status.Restore != nil {
+		v.Restoring = s.Status.Restore.Name
+	}
 	v.Usage = lifecycle.UsageOf(s.Session.Used)
 	switch life := s.Status.Lifetime; s.Phase {
 	case Ready:
 		v.LeaseLeft, v.Ending = max(int64(life.Lease/time.Second), 0), life.Warned
 	case Stopping, Stopped:
-		v.Ended, v.Kept = life.Ended, life.Kept
+		v.Ended, v.Kept, v.Suspended = life.Ended, life.Kept, s.Phase == Stopped && s.Status.Resumes != ""
 	}
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -29,9 +30,12 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	}
 	var work *repo.WorkState
 	var saved *Saved
+	suspended := s.Status.Suspend != "" && w.checkpoints().suspend(ctx, s)
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		var poweroff func(context.Context) error
-		work, saved, poweroff = w.prepareShutdown(ctx, s)
+		if !suspended {
+			work, saved, poweroff = w.prepareShutdown(ctx, s)
+		}
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Status.WasReady {
 			err = nil // cancelled before the VM existed
@@ -41,11 +45,25 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Saved = vm.Endpoint{}, saved })
-	if err != nil {
-		return s, err
-	}
-	return w.move(ctx, s, Stopped, work, func(row *store.Session) { row.SetError("", "", "") })
+	var statusErr error
+	s, err = w.move(ctx, s, Stopped, work, func(row *store.Session) {
+		row.SetError("", "", "")
+		if suspended {
+			row.TokenSHA256 = ""
+		}
+		statusErr = change(row, func(f *Status) {
+			f.Endpoint, f.Saved, f.Restore, f.Suspend = vm.Endpoint{}, saved, nil, ""
+			if suspended {
+				f.Resumes = s.Status.Suspend
+			}
+			for i, c := range f.Checkpoints {
+				if c.State == CheckpointRequested {
+					f.Checkpoints[i].State, f.Checkpoints[i].Error = CheckpointFailed, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: "the session was stopped"}
+				}
+			}
+		})
+	})
+	return s, errors.Join(err, statusErr)
 }
 
 // prepareShutdown prepares the guest for its shutdown, within the time that a working guest

@@ -183,6 +183,8 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		return w.destroy(keep, s)
 	case s.Desired == Stopped && s.Phase != Stopped:
 		return w.stop(keep, s)
+	case s.Desired == Ready && s.Status.Restore != nil && (s.Phase == Ready || s.Phase == Stopped):
+		return w.checkpoints().restore(keep, s)
 	case s.Desired == Ready && s.Phase == Stopped:
 		return w.advance(keep, s, Starting, func(row *store.Session) { row.SetError("", "", "") })
 	case s.Desired == Ready && (s.Phase == Creating || s.Phase == Starting):
@@ -200,7 +202,7 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		var statusErr error
 		s, err = w.advance(keep, s, Ready, func(row *store.Session) {
 			row.SetError("", "", "")
-			statusErr = change(row, func(f *Status) { f.Lifetime = Lifetime{} }) // a new lease
+			statusErr = change(row, func(f *Status) { f.Lifetime, f.Resumes = Lifetime{}, "" }) // with a new lease
 		})
 		return s, errors.Join(err, statusErr)
 	case s.Desired == Ready && s.Phase == Stopping:
@@ -271,6 +273,13 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
 			w.Log.WarnContext(ctx, "failed to publish ports", "error", err)
+		}
+		restore, err := w.checkpoints().tend(ctx, s.ID)
+		if err != nil && ctx.Err() == nil {
+			w.Log.WarnContext(ctx, "failed to make or remove checkpoints", "error", err)
+		}
+		if restore {
+			return w.Sessions.Get(ctx, s.ID)
 		}
 		select {
 		case <-tick.C:
