@@ -159,9 +159,16 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			break
 		}
 		if s.Status.WasReady {
-			if err := b.w.checkpoints().forget(ctx, s, err); err != nil {
+			if again {
+				err = b.w.checkpoints().forget(ctx, s, err)
+			} else {
+				b.w.warn(ctx, s.ID, "", "%v; trying again", err)
+				err = b.w.Sessions.Gateway(*s).Stop(ctx)
+			}
+			if err != nil {
 				return nil, err
 			}
+			again = true
 			continue
 		}
 		// No user has been in this VM yet, so another one is as good. The first

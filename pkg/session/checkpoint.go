@@ -138,11 +138,14 @@ func (f *Status) addCheckpoint(name, id string) *Checkpoint {
 
 // Remove removes a checkpoint. It returns once the keeper of a running session has removed it.
 func (o Checkpoints) Remove(ctx context.Context, s Session, name string) (Session, error) {
-	s, err := o.change(ctx, s, name, func(f *Status, c *Checkpoint) { c.Stored.Remove = true })
+	var id string
+	s, err := o.change(ctx, s, name, func(f *Status, c *Checkpoint) { c.Stored.Remove, id = true, c.Stored.ID })
 	if err != nil || s.Phase != Ready {
 		return s, err // the next keeper removes it
 	}
-	return o.await(ctx, s, func(now Session) (bool, error) { return now.Status.checkpoint(name) == nil, nil })
+	return o.await(ctx, s, func(now Session) (bool, error) {
+		return !slices.ContainsFunc(now.Status.Checkpoints, func(c Checkpoint) bool { return c.Stored.ID == id }), nil
+	})
 }
 
 // Restore gives a session the state of a checkpoint. What it was is kept as BeforeRestore.
@@ -162,7 +165,7 @@ func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Sessi
 	if s.Phase == Stopped {
 		return o.Sessions.SetDesired(ctx, s, Ready)
 	}
-	return s, nil
+	return s, o.Sessions.Tend(ctx, s.Session)
 }
 
 // change changes the row if the session has a complete checkpoint of that name.
@@ -185,13 +188,18 @@ func (o Checkpoints) await(ctx context.Context, s Session, done func(Session) (b
 	ctx, cancel := context.WithTimeoutCause(ctx, checkpointTimeout, fail.New(fail.Timeout, "the keeper of session %s did not answer within %v", s.Name, checkpointTimeout).
 		WithHint("agent-sessionizer logs %s", s.Name))
 	defer cancel()
-	for {
+	for n := 1; ; n++ {
 		now, err := o.Sessions.Get(ctx, s.ID)
 		if err != nil {
 			return s, errors.Join(err, context.Cause(ctx))
 		}
 		if ok, err := done(now); ok || err != nil {
 			return now, err
+		}
+		if n%20 == 0 { // its keeper may have died
+			if err := o.Sessions.Tend(ctx, now.Session); err != nil {
+				return now, err
+			}
 		}
 		if now.Phase != Ready {
 			return now, fail.New(fail.Conflict, "session %s is %s", now.Name, now.Phase)

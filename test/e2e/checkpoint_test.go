@@ -35,7 +35,7 @@ func TestCheckpoint(t *testing.T) {
 			t.Errorf("%s with authorization %q, want the real token", r.URL.Path, r.Header.Get("Authorization"))
 		}
 		body, _ := io.ReadAll(r.Body)
-		if bytes.Contains(body, []byte(`"tools"`)) {
+		if bytes.Contains(body, []byte(`"tools":[{`)) { // otherwise it asks for a title
 			request.Store(string(body))
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -89,8 +89,8 @@ secrets:
 		t.Errorf("Claude Code after the checkpoint = process %s, want %s", now, pid)
 	}
 	files, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", name, "*"+made.Stored.ID))
-	if err != nil || len(files) != 3 {
-		t.Fatalf("files of the checkpoint = %v, %v, want three", files, err)
+	if err != nil || len(files) < 3 {
+		t.Fatalf("files of the checkpoint = %v, %v, want description, memory and disk", files, err)
 	}
 	for _, file := range files {
 		if st, err := os.Stat(file); err != nil || st.Mode().Perm()&0o077 != 0 {
@@ -153,6 +153,9 @@ secrets:
 	b.Asz("stop", name)
 	b.Asz("start", name)
 	b.MustIn(name, "cat notes")
+	if t.Failed() {
+		t.Log(b.Asz("logs", name))
+	}
 	b.Asz("destroy", "--force", name)
 	if left := b.Leftovers(); len(left) > 0 {
 		t.Errorf("processes at the end = %v, want none", left)

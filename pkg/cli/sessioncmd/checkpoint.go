@@ -172,8 +172,11 @@ func runRestore(ctx context.Context, a *app.App, o restoreOptions, what, name st
 		return err
 	}
 	s, err = withStep(a, "restore the checkpoint", func() (session.View, error) {
-		for {
+		for n := 1; ; n++ {
 			now, err := ops.GetSession.On(ctx, h, at)
+			if err == nil && n%5 == 0 { // its keeper may have died
+				_, err = ops.TendSession.On(ctx, h, at)
+			}
 			switch {
 			case err != nil:
 				return now, err

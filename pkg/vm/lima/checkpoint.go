@@ -58,7 +58,10 @@ var checkpointID = regexp.MustCompile(`^[0-9a-z][0-9a-z-]{0,31}$`)
 var _ vm.Checkpointer = (*Driver)(nil)
 
 // checkpoint is one checkpoint of the VM in dir.
-type checkpoint struct{ dir, id string }
+type checkpoint struct {
+	dir, id string
+	reached func(step string) // called after each step; a test interrupts it
+}
 
 // description is the content of a checkpoint's file.
 type description struct {
@@ -83,7 +86,13 @@ func (d *Driver) checkpoint(name, id string) (checkpoint, meta, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = notFound(name)
 	}
-	return checkpoint{dir, id}, m, err
+	return checkpoint{dir, id, d.reached}, m, err
+}
+
+func (c checkpoint) step(name string) {
+	if c.reached != nil {
+		c.reached(name)
+	}
 }
 
 func (c checkpoint) read() (is description, err error) {
@@ -179,7 +188,7 @@ func (c checkpoint) runs() (bool, error) {
 
 // keepStopped makes the checkpoint of a VM that does not run: it gets an overlay of its disk.
 func (c checkpoint) keepStopped(ctx context.Context, m meta) (is description, err error) {
-	if isFork(c.dir) {
+	if exists(filepath.Join(c.dir, forkFile)) {
 		return is, fail.New(fail.Conflict, "it is suspended; start it first")
 	}
 	if m.VMType == limayaml.VZ {
@@ -261,6 +270,7 @@ func (d *Driver) keep(ctx context.Context, c checkpoint, m meta, goOn bool, p vm
 		}
 	}
 	if err == nil {
+		c.step("final name")
 		report(p, "writing the checkpoint to the disk")
 		err = c.describe(&is)
 	}
@@ -284,6 +294,10 @@ func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn boo
 	if err := qemuImg(ctx, "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", layerPrefix+c.id, c.path(nextPrefix), fmt.Sprint(size)); err != nil {
 		return 0, err
 	}
+	if err := os.Chmod(c.path(nextPrefix), 0o600); err != nil {
+		return 0, err
+	}
+	c.step("new disk")
 	report(p, "writing the memory")
 	began := time.Now()
 	var stopped time.Time // unless QEMU itself pauses the VM
@@ -299,6 +313,7 @@ func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn boo
 	if err != nil {
 		return 0, err
 	}
+	c.step("memory")
 	if stopped.IsZero() {
 		stopped = time.Now().Add(-time.Duration(last.Downtime) * time.Millisecond)
 	}
@@ -306,9 +321,11 @@ func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn boo
 	if err != nil {
 		return 0, err
 	}
+	c.step("change of disks")
 	if err := c.proceed(nil); err != nil || !goOn {
 		return 0, err
 	}
+	c.step("name")
 	err = c.proceed(q)
 	return time.Since(stopped), err
 }
@@ -333,6 +350,7 @@ func (c checkpoint) proceed(q *monitor) error {
 	if err := q.goOn(); err != nil {
 		return err
 	}
+	c.step("running")
 	err := os.Rename(c.path(switchPrefix), c.diffDisk())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -550,7 +568,7 @@ func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool)
 			return fmt.Errorf("%w: the checkpoint has no memory, or QEMU or the processor have changed since", vm.ErrNotWoken)
 		}
 	}
-	if err := tidyDisks(c.dir); err != nil {
+	if err := errors.Join(tidyDisks(c.dir), removeFile(filepath.Join(c.dir, resumedFile))); err != nil {
 		return err
 	}
 	if m.VMType == limayaml.VZ {

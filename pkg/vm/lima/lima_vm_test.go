@@ -235,7 +235,7 @@ func TestLayers(t *testing.T) {
 	below := filepath.Join(dir, filenames.BaseDisk) // as Lima names it
 	var c checkpoint
 	for n := range maxLayers {
-		c = checkpoint{dir, strconv.Itoa(n)}
+		c = checkpoint{dir: dir, id: strconv.Itoa(n)}
 		run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", below, layerPrefix+c.id)
 		below = layerPrefix + c.id
 		if n == maxLayers-1 {
@@ -265,5 +265,104 @@ func TestLayers(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, layerPrefix+"*"))
 	if want := []string{layerPrefix + "0", layerPrefix + "1", layerPrefix + c.id}; err != nil || len(left) != len(want) {
 		t.Errorf("layers that stay = %v, %v, want %v", left, err, want)
+	}
+}
+
+// TestCheckpointInterrupted ends the process at each step of a checkpoint. The next call completes
+// it, and the VM goes on. A VM that ends at that moment as well starts with everything that its guest
+// has written.
+func TestCheckpointInterrupted(t *testing.T) {
+	d := newDriver(t)
+	key, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := small(t, "interrupted", public)
+	dir := filepath.Join(d.home, s.Name)
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), s.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	var c *ssh.Client
+	start := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), boot)
+		defer cancel()
+		ep, err := d.Start(ctx, s.Name, nil)
+		if err == nil {
+			c, err = ssh.DialBooted(ctx, ssh.Target{Addr: ep.Addr, User: ep.User, Key: key, HostKey: ep.HostKey}, func() error { return nil })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	guest := func(command string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		out, err := c.Output(ctx, command, nil, 1<<16)
+		if err != nil {
+			t.Fatalf("%s = %v, want nil", command, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	interrupted := func(id, step string) {
+		t.Helper()
+		type end struct{}
+		defer func() {
+			d.reached = nil
+			if r := recover(); r != (end{}) {
+				t.Fatalf("%s: the step %q was not reached: %v", id, step, r)
+			}
+		}()
+		d.reached = func(now string) {
+			if now == step {
+				panic(end{}) // runs no cleanup of its own, like the end of the process
+			}
+		}
+		_, err := d.Checkpoint(t.Context(), s.Name, id, nil)
+		t.Errorf("Checkpoint = %v, want it interrupted", err)
+	}
+	start()
+	steps := []string{"new disk", "memory", "change of disks", "name", "running", "final name"}
+	for i, step := range steps {
+		id := fmt.Sprintf("step-%d", i)
+		guest("echo " + id + " >~/file; sync")
+		interrupted(id, step)
+		is, err := d.Checkpoint(t.Context(), s.Name, id, nil)
+		if err != nil || !is.Memory || is.Size == 0 {
+			t.Fatalf("Checkpoint after %q = %+v, %v, want memory and disk", step, is, err)
+		}
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after %q = %q, want %q", step, got, id)
+		}
+	}
+	// Each is complete: the first is the oldest, and has most layers above it.
+	for _, id := range []string{"step-5", "step-0", "step-3"} {
+		if err := errors.Join(d.Stop(t.Context(), s.Name, nil, 0), d.Restore(t.Context(), s.Name, id, true)); err != nil {
+			t.Fatal(err)
+		}
+		start()
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after Restore(%s) = %q", id, got)
+		}
+	}
+	for i, step := range []string{"change of disks", "name", "running"} {
+		id := fmt.Sprintf("crash-%d", i)
+		guest("echo " + id + " >~/file; sync")
+		interrupted(id, step)
+		if step == "running" {
+			guest("echo later >>~/file; sync")
+			id += "\nlater"
+		}
+		crash(t, dir)
+		start()
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after %q and the end of the VM = %q, want %q", step, got, id)
+		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -40,8 +41,9 @@ const (
 	// disk since then would not match the saved memory any more.
 	forkFile = "agent-sessionizer-fork"
 
-	// resumedFile is what forkFile becomes once a restored VM has resumed. It belongs to
-	// that run.
+	// resumedFile exists, with the content of forkFile, once a restored VM has resumed. It belongs
+	// to that run. forkFile stays until the VM can be reached: if the run ends before, nothing is
+	// lost by resuming again.
 	resumedFile = "agent-sessionizer-resumed"
 
 	// bootDisk is QEMU's name of the disk that the guest boots from.
@@ -70,7 +72,11 @@ type fork struct {
 
 // isFork reports whether the VM in dir has not woken yet.
 func isFork(dir string) bool {
-	_, err := os.Lstat(filepath.Join(dir, forkFile))
+	return exists(filepath.Join(dir, forkFile)) && !exists(filepath.Join(dir, resumedFile))
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
 	return err == nil
 }
 
@@ -120,7 +126,11 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		return err
 	}
 	if f.HostKey != "" {
-		return renameSynced(filepath.Join(dir, forkFile), filepath.Join(dir, resumedFile))
+		b, err := json.Marshal(f)
+		if err != nil {
+			return err
+		}
+		return atomicfile.Write(filepath.Join(dir, resumedFile), b, 0o600)
 	}
 	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
 	if err != nil {

@@ -215,6 +215,11 @@ func (r vmRun) endpoint(ctx context.Context) (vm.Endpoint, error) {
 		if err != nil || port == 0 { // the event follows QEMU's start immediately
 			return false, err
 		}
+		if exists(filepath.Join(r.dir, resumedFile)) && exists(filepath.Join(r.dir, forkFile)) {
+			if err := removeSynced(filepath.Join(r.dir, forkFile)); err != nil {
+				return false, err
+			}
+		}
 		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: r.User, HostKey: w.hostKey}
 		b, err := json.Marshal(e)
 		if err != nil {
