@@ -49,7 +49,7 @@ const (
 	LeaseRenewed      Type = "lease_renewed"
 	LeaseEnded        Type = "lease_ended" // a limit of a session's lifetime was reached
 
-	CheckpointMade     Type = "checkpoint_made"
+	CheckpointCreated  Type = "checkpoint_created"
 	CheckpointRemoved  Type = "checkpoint_removed"
 	CheckpointRestored Type = "checkpoint_restored"
 )
@@ -59,7 +59,7 @@ func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
-		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointMade, CheckpointRemoved, CheckpointRestored,
+		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 	}
 }
 

@@ -139,7 +139,7 @@ func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, err
 		known = g.recall()
 	}
 	x, err := known.next(secrets, ruled)
-	if err == nil {
+	if err == nil && (x == nil || known == nil || x.authority != known.authority || !maps.Equal(x.placeholders, known.placeholders)) {
 		err = g.remember(x)
 	}
 	if err != nil {

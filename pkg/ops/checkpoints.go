@@ -19,13 +19,13 @@ var (
 		Summary: "List the checkpoints of a session, oldest first",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (CheckpointList, error) {
 		s, err := e.Session(ctx, r.ID)
-		return CheckpointList{append([]session.Checkpoint{}, s.Checkpoints()...)}, err
+		return CheckpointList{s.Checkpoints()}, err
 	}}
 
 	CreateCheckpoint = Operation[CheckpointRequest, session.Checkpoint]{Spec{
 		ID: "createCheckpoint", Method: http.MethodPost, Path: SessionsPath + "/{id}/checkpoints", Tag: "sessions", Need: Admin, Status: http.StatusCreated, Errors: []int{404, 409},
-		Summary: "Keep the present state of a running session",
-		About:   "The session goes on; it pauses for less than a second. The answer comes once the checkpoint is complete.",
+		Summary: "Create a checkpoint of a running session",
+		About:   "The session keeps running, after a pause that is usually shorter than a second. The answer comes once the checkpoint is complete.",
 	}, func(ctx context.Context, e *Engine, r *CheckpointRequest) (session.Checkpoint, error) {
 		s, err := e.ready(ctx, r.ID)
 		if err != nil {
@@ -46,8 +46,8 @@ var (
 
 	RestoreCheckpoint = Operation[CheckpointPath, session.View]{Spec{
 		ID: "restoreCheckpoint", Method: http.MethodPost, Path: SessionsPath + "/{id}/checkpoints/{name}/restore", Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
-		Summary: "Give a session the state of a checkpoint",
-		About:   "What the session is now is kept as the checkpoint `before-restore`, which replaces an earlier one. While `restoring` is set in the session, this is under way.",
+		Summary: "Return a session to a checkpoint",
+		About:   "The current state is saved as the checkpoint `before-restore`, which replaces an earlier one. The session has `restoring` until the restore completes, and `restore_error` if it failed.",
 	}, func(ctx context.Context, e *Engine, r *CheckpointPath) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
 			return session.Checkpoints{Sessions: e.sessions()}.Restore(ctx, s, r.Name)

@@ -83,12 +83,12 @@ type (
 	}
 	StopRequest struct {
 		SessionPath
-		Suspend bool `query:"suspend" doc:"Keep the memory, so that the programs continue at the next start. Where that is not possible, the session is stopped."`
+		Suspend bool `query:"suspend" doc:"Save the memory of a running session, so that its programs resume at the next start. Where that fails, the session is stopped."`
 	}
 	CheckpointRequest struct {
 		SessionPath
 		Body struct {
-			Name string `json:"name,omitempty" maxLength:"40" doc:"Default: a number." example:"before-refactoring"`
+			Name string `json:"name,omitempty" maxLength:"40" doc:"Default: the lowest free number." example:"before-refactoring"`
 		}
 	}
 	CheckpointPath struct {

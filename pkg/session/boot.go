@@ -106,10 +106,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	if err := b.w.checkpoints().resumed(ctx, *s); err != nil {
-		return err
-	}
-	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
 	return err
 }
 
@@ -160,7 +157,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		}
 		if s.Status.WasReady {
 			if again {
-				err = b.w.checkpoints().forget(ctx, s, err)
+				err = b.w.checkpointer().bootFromDisk(ctx, s, err)
 			} else {
 				b.w.warn(ctx, s.ID, "", "%v; trying again", err)
 				err = b.w.Sessions.Gateway(*s).Stop(ctx)
@@ -202,7 +199,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		})
 		return err
 	})
-	if err == nil && s.Status.Resumes != "" && ownTools(s) { // its clock did not go on
+	if err == nil && s.Status.ClockStopped && ownTools(s) {
 		err = conn.Run(ctx, fmt.Sprintf("sudo date --set=@%d.%09d >/dev/null", time.Now().Unix(), time.Now().Nanosecond()), ssh.IO{})
 	}
 	return conn, err
@@ -225,7 +222,13 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 		if err != nil {
 			return err
 		}
-		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
+			if s.Phase != Ready && f.Resumes != "" {
+				f.Resumed, f.ClockStopped = true, true
+			}
+			f.hasResumed()
+		})
 		return err
 	})
 }
@@ -347,6 +350,9 @@ func (c Connections) dial(ctx context.Context, s Session, relay string) (*ssh.Cl
 }
 
 func (c Connections) target(s Session, relay string) (ssh.Target, error) {
+	if s.Status.Endpoint.Addr == "" && s.Desired == Ready { // a terminal waits for it
+		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s: %w", s.Name, s.Phase, ssh.ErrUnreachable).WithHint("agent-sessionizer start %s", s.Name)
+	}
 	if s.Status.Endpoint.Addr == "" {
 		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}

@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	maxCheckpoints = 20 // of a session
+	maxCheckpoints = 20 // of a session, without BeforeRestore
 
-	// BeforeRestore is the name of the checkpoint of what a restore replaces.
+	// BeforeRestore is the name of the checkpoint of the state that a restore replaces.
 	BeforeRestore = "before-restore"
 
-	checkpointTimeout = 10 * time.Minute
+	checkpointTimeout = 15 * time.Minute
 )
 
 var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
@@ -34,253 +34,329 @@ type CheckpointState string
 
 // The states of a checkpoint. A removed one is no longer listed.
 const (
-	CheckpointRequested CheckpointState = "requested"
-	CheckpointReady     CheckpointState = "ready"
-	CheckpointFailed    CheckpointState = "failed"
+	CheckpointPending  CheckpointState = "pending"
+	CheckpointComplete CheckpointState = "complete"
+	CheckpointFailed   CheckpointState = "failed"
 )
 
-// Checkpoint is a state of a session that was kept under a name.
+// Checkpoint is a saved state of a session.
 type Checkpoint struct {
 	Name      string               `json:"name"`
 	State     CheckpointState      `json:"state"`
 	CreatedAt time.Time            `json:"created_at"`
-	Memory    bool                 `json:"memory"`             // whether programs continue, or the VM boots from its disk
-	Size      int64                `json:"size"`               // bytes on the host
-	Pause     int64                `json:"pause_ms,omitempty"` // how long the VM did not run
-	Secrets   bool                 `json:"secrets,omitempty"`  // its memory has secrets that the settings put into the guest
-	Error     *lifecycle.ViewError `json:"error,omitempty"`
-	Stored    StoredCheckpoint     `json:"stored"`
+	Memory    bool                 `json:"memory"`             // whether programs resume, or the VM boots from its disk
+	Size      int64                `json:"size"`               // bytes on the host when it was created; the disk's part is shared with the session
+	Pause     int64                `json:"pause_ms,omitempty"` // how long the VM was paused
+	Secrets   bool                 `json:"secrets,omitempty"`  // its memory contains secrets that the settings put into the guest
+	Error     *lifecycle.ViewError `json:"error,omitempty"`    // why it failed
 }
 
-// StoredCheckpoint is what the host needs to use a checkpoint.
-type StoredCheckpoint struct {
-	ID          string `json:"id"`               // for the driver
-	Remove      bool   `json:"remove,omitempty"` // requested by the user
-	Program     string `json:"program,omitempty"`
-	Provisioned string `json:"provisioned,omitempty"`
+// storedCheckpoint is a checkpoint in the session's status.
+type storedCheckpoint struct {
+	Checkpoint
+	ID          string `json:"id"`                    // of the driver's checkpoint
+	Remove      bool   `json:"remove,omitempty"`      // it is to be removed, and no longer listed
+	By          string `json:"by,omitempty"`          // who requested it
+	Program     string `json:"program,omitempty"`     // Status.Program at that time
+	Provisioned string `json:"provisioned,omitempty"` // Status.Provisioned at that time
 }
 
-// Restoring is a restore that was requested.
-type Restoring struct {
-	Name    string `json:"name"`    // of the checkpoint
-	Present string `json:"present"` // id of the checkpoint of what the restore replaces
+// restoreRequest is a restore that a user requested.
+type restoreRequest struct {
+	Name    string `json:"name"`
+	ID      string `json:"id"`              // of the checkpoint to restore
+	Current string `json:"current"`         // of the checkpoint for the state that it replaces
+	Begun   bool   `json:"begun,omitempty"` // the session may have changed, so it must be completed
 }
-
-// Checkpoints keeps states of sessions.
-type Checkpoints struct{ Sessions *Manager }
 
 // Checkpoints returns the checkpoints of s, the oldest first.
 func (s Session) Checkpoints() []Checkpoint {
-	return slices.DeleteFunc(slices.Clone(s.Status.Checkpoints), func(c Checkpoint) bool { return c.Stored.Remove })
+	all := []Checkpoint{}
+	for _, c := range s.Status.Checkpoints {
+		if !c.Remove {
+			all = append(all, c.Checkpoint)
+		}
+	}
+	return all
 }
 
 // checkpoint returns the checkpoint of that name, nil if there is none.
-func (f *Status) checkpoint(name string) *Checkpoint {
-	i := slices.IndexFunc(f.Checkpoints, func(c Checkpoint) bool { return c.Name == name && !c.Stored.Remove })
-	if i < 0 {
-		return nil
-	}
-	return &f.Checkpoints[i]
+func (f *Status) checkpoint(name string) *storedCheckpoint {
+	return f.findCheckpoint(func(c storedCheckpoint) bool { return c.Name == name && !c.Remove })
 }
 
-// Create makes a checkpoint of a running session, which goes on. Without a name it gets a number.
-// Create returns once the keeper has made it or failed to.
+func (f *Status) checkpointByID(id string) *storedCheckpoint {
+	return f.findCheckpoint(func(c storedCheckpoint) bool { return c.ID == id })
+}
+
+func (f *Status) findCheckpoint(is func(storedCheckpoint) bool) *storedCheckpoint {
+	if i := slices.IndexFunc(f.Checkpoints, is); i >= 0 {
+		return &f.Checkpoints[i]
+	}
+	return nil
+}
+
+// addCheckpoint adds a pending checkpoint. One with that name is removed.
+func (f *Status) addCheckpoint(name, id, by string) *storedCheckpoint {
+	if was := f.checkpoint(name); was != nil {
+		was.Remove = true
+	}
+	f.Checkpoints = append(f.Checkpoints, storedCheckpoint{Checkpoint: Checkpoint{Name: name, State: CheckpointPending, CreatedAt: time.Now().UTC()}, ID: id, By: by})
+	return &f.Checkpoints[len(f.Checkpoints)-1]
+}
+
+// removeUnlisted has the driver's checkpoint removed that no user has created.
+func (f *Status) removeUnlisted(id string) {
+	if id != "" && f.checkpointByID(id) == nil {
+		f.Checkpoints = append(f.Checkpoints, storedCheckpoint{ID: id, Remove: true})
+	}
+}
+
+// failPending records that the session ended before its pending checkpoints were created.
+func (f *Status) failPending(why string) {
+	for i, c := range f.Checkpoints {
+		if c.State == CheckpointPending {
+			f.Checkpoints[i].State, f.Checkpoints[i].Error = CheckpointFailed, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: why}
+		}
+	}
+	if f.Restore != nil && !f.Restore.Begun {
+		f.Restore, f.RestoreError = nil, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: why}
+	}
+}
+
+// hasResumed records that the VM has resumed the memory that it had when it was suspended or
+// restored, or that it no longer can.
+func (f *Status) hasResumed() {
+	f.removeUnlisted(f.Resumes)
+	f.Resumes = ""
+}
+
+// complete records what the driver saved.
+func (c *storedCheckpoint) complete(is vm.Checkpoint, of *Status, secrets bool) {
+	c.State, c.Memory, c.Size, c.Pause, c.Secrets = CheckpointComplete, is.Memory, is.Size, is.Pause.Milliseconds(), is.Memory && secrets
+	c.Program, c.Provisioned = of.Program, of.Provisioned
+}
+
+// Checkpoints saves and restores the states of sessions.
+type Checkpoints struct{ Sessions *Manager }
+
+// Create creates a checkpoint of a running session, which keeps running. Without a name it gets the
+// lowest free number. Create returns once the keeper has created it or failed to.
 func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkpoint, error) {
-	if s.Phase != Ready {
-		return Checkpoint{}, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
-	}
 	if name != "" && (!checkpointName.MatchString(name) || name == BeforeRestore) {
-		return Checkpoint{}, fail.New(fail.Usage, "a checkpoint's name has up to 40 letters, digits, dots, dashes and underscores, and is not %q; got %q", BeforeRestore, name)
+		return Checkpoint{}, fail.New(fail.Usage, "a checkpoint's name has up to 40 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not %q; got %q", BeforeRestore, name)
 	}
-	var refused error
-	s, err := o.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-		refused = nil
-		for n := 1; name == "" && n <= maxCheckpoints+1; n++ {
+	id := ids.Hex(6)
+	s, err := o.update(ctx, s, func(phase Phase, f *Status) error {
+		if phase != Ready {
+			return fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, phase).WithHint("agent-sessionizer start %s", s.Name)
+		}
+		for n := 1; name == ""; n++ {
 			if f.checkpoint(strconv.Itoa(n)) == nil {
 				name = strconv.Itoa(n)
 			}
 		}
 		switch c := f.checkpoint(name); {
 		case c != nil && c.State != CheckpointFailed:
-			refused = fail.New(fail.Conflict, "session %s already has a checkpoint %s", s.Name, name).WithHint("agent-sessionizer checkpoints %s --remove %s", s.Name, name)
+			return fail.New(fail.Conflict, "session %s already has a checkpoint %s", s.Name, name).WithHint("agent-sessionizer checkpoints %s --remove %s", s.Name, name)
 		case c == nil && len(f.Checkpoints) >= maxCheckpoints:
-			refused = fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
-		default:
-			f.addCheckpoint(name, ids.Hex(6))
+			return fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
-	})
-	if err = errors.Join(err, refused); err != nil {
-		return Checkpoint{}, err
-	}
-	var made Checkpoint
-	_, err = o.await(ctx, s, func(now Session) (bool, error) {
-		c := now.Status.checkpoint(name)
-		switch {
-		case c == nil:
-			return false, fail.New(fail.Conflict, "checkpoint %s was removed", name)
-		case c.State == CheckpointFailed:
-			return false, fail.New(fail.Failure, "%s", c.Error.Message).WithHint("%s", c.Error.Hint)
-		}
-		made = *c
-		return c.State == CheckpointReady, nil
-	})
-	return made, err
-}
-
-// addCheckpoint adds a checkpoint that is not made yet, in the place of one that is to be removed.
-func (f *Status) addCheckpoint(name, id string) *Checkpoint {
-	if was := f.checkpoint(name); was != nil {
-		was.Stored.Remove = true
-	}
-	f.Checkpoints = append(f.Checkpoints, Checkpoint{Name: name, State: CheckpointRequested, CreatedAt: time.Now().UTC(), Stored: StoredCheckpoint{ID: id}})
-	return &f.Checkpoints[len(f.Checkpoints)-1]
-}
-
-// Remove removes a checkpoint. It returns once the keeper of a running session has removed it.
-func (o Checkpoints) Remove(ctx context.Context, s Session, name string) (Session, error) {
-	var id string
-	s, err := o.change(ctx, s, name, func(f *Status, c *Checkpoint) { c.Stored.Remove, id = true, c.Stored.ID })
-	if err != nil || s.Phase != Ready {
-		return s, err // the next keeper removes it
-	}
-	return o.await(ctx, s, func(now Session) (bool, error) {
-		return !slices.ContainsFunc(now.Status.Checkpoints, func(c Checkpoint) bool { return c.Stored.ID == id }), nil
-	})
-}
-
-// Restore gives a session the state of a checkpoint. What it was is kept as BeforeRestore.
-func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Session, error) {
-	if s.Task != "" {
-		return s, fail.New(fail.Conflict, "session %s belongs to a task", s.Name)
-	}
-	if s.Phase != Ready && s.Phase != Stopped {
-		return s, fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
-	}
-	s, err := o.change(ctx, s, name, func(f *Status, c *Checkpoint) {
-		f.Restore, f.RestoreError, f.RequestedBy = &Restoring{Name: name, Present: ids.Hex(6)}, nil, o.Sessions.requestedBy(ctx)
+		f.addCheckpoint(name, id, o.Sessions.Actor)
+		return nil
 	})
 	if err != nil {
+		return Checkpoint{}, err
+	}
+	var created Checkpoint
+	return created, o.await(ctx, s, func(now Session) (bool, error) {
+		c := now.Status.checkpointByID(id)
+		switch {
+		case c == nil || c.Remove:
+			return false, fail.New(fail.Conflict, "checkpoint %s was removed", name)
+		case c.State == CheckpointFailed:
+			return false, fail.New(fail.ParseCode(c.Error.Code), "%s", c.Error.Message).WithHint("%s", c.Error.Hint)
+		}
+		created = c.Checkpoint
+		return c.State == CheckpointComplete, nil
+	})
+}
+
+// Remove removes a checkpoint. It returns once the keeper of a running session has removed it; a
+// stopped session frees the space when it starts again.
+func (o Checkpoints) Remove(ctx context.Context, s Session, name string) (Session, error) {
+	id := ""
+	s, err := o.update(ctx, s, func(_ Phase, f *Status) error {
+		c := f.checkpoint(name)
+		switch {
+		case c == nil:
+			return noCheckpoint(s, name)
+		case c.State == CheckpointPending, f.Restore != nil && f.Restore.ID == c.ID:
+			return fail.New(fail.Conflict, "checkpoint %s of session %s is in use", name, s.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		}
+		c.Remove, id = true, c.ID
+		return nil
+	})
+	if err != nil || s.Phase != Ready {
 		return s, err
 	}
-	if s.Phase == Stopped {
-		return o.Sessions.SetDesired(ctx, s, Ready)
-	}
-	return s, o.Sessions.Tend(ctx, s.Session)
+	err = o.await(ctx, s, func(now Session) (bool, error) { return now.Status.checkpointByID(id) == nil, nil })
+	return s, err
 }
 
-// change changes the row if the session has a complete checkpoint of that name.
-func (o Checkpoints) change(ctx context.Context, s Session, name string, f func(*Status, *Checkpoint)) (Session, error) {
-	found := false
-	now, err := o.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(status *Status) {
-		c := status.checkpoint(name)
-		if found = c != nil && c.State != CheckpointRequested; found {
-			f(status, c)
+// Restore requests that a session returns to a checkpoint. The state that this replaces is saved as
+// BeforeRestore.
+func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Session, error) {
+	if s.Task != "" {
+		return s, fail.New(fail.Conflict, "session %s belongs to task %s, and cannot be restored", s.Name, s.Task)
+	}
+	request := func(phase Phase, f *Status) error {
+		c := f.checkpoint(name)
+		switch {
+		case phase != Ready && phase != Stopped:
+			return fail.New(fail.Conflict, "session %s is %s", s.Name, phase).WithHint("agent-sessionizer open %s", s.Name)
+		case c == nil:
+			return noCheckpoint(s, name)
+		case c.State != CheckpointComplete:
+			return fail.New(fail.Conflict, "checkpoint %s of session %s is %s", name, s.Name, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		case f.Restore != nil:
+			return fail.New(fail.Conflict, "checkpoint %s is being restored", f.Restore.Name).WithHint("agent-sessionizer logs %s", s.Name)
 		}
-	})
-	if err == nil && !found {
-		err = fail.New(fail.NotFound, "session %s has no checkpoint %s", s.Name, ssh.Quote(name)).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		f.Restore, f.RestoreError = &restoreRequest{Name: name, ID: c.ID, Current: ids.Hex(6)}, nil
+		f.RequestedBy = o.Sessions.requestedBy(ctx)
+		return nil
 	}
-	return now, err
+	if s.Phase == Stopped {
+		return o.Sessions.setDesired(ctx, s, Ready, request)
+	}
+	s, err := o.update(ctx, s, request)
+	if err == nil {
+		err = o.Sessions.Tend(ctx, s.Session)
+	}
+	return s, err
 }
 
-// await waits until done returns true for the session.
-func (o Checkpoints) await(ctx context.Context, s Session, done func(Session) (bool, error)) (Session, error) {
+func noCheckpoint(s Session, name string) error {
+	return fail.New(fail.NotFound, "session %s has no checkpoint %s", s.Name, ssh.Quote(name)).WithHint("agent-sessionizer checkpoints %s", s.Name)
+}
+
+// update changes the session's status, unless f returns an error.
+func (o Checkpoints) update(ctx context.Context, s Session, f func(Phase, *Status) error) (Session, error) {
+	return read(o.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+		var refused error
+		err := change(row, func(status *Status) { refused = f(Phase(row.Phase), status) })
+		return store.Event{}, errors.Join(err, refused)
+	}))
+}
+
+// await waits until done returns true for the session. It starts another keeper if the keeper dies.
+func (o Checkpoints) await(ctx context.Context, s Session, done func(Session) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, checkpointTimeout, fail.New(fail.Timeout, "the keeper of session %s did not answer within %v", s.Name, checkpointTimeout).
 		WithHint("agent-sessionizer logs %s", s.Name))
 	defer cancel()
 	for n := 1; ; n++ {
 		now, err := o.Sessions.Get(ctx, s.ID)
 		if err != nil {
-			return s, errors.Join(err, context.Cause(ctx))
+			return errors.Join(err, context.Cause(ctx))
 		}
 		if ok, err := done(now); ok || err != nil {
-			return now, err
-		}
-		if n%20 == 0 { // its keeper may have died
-			if err := o.Sessions.Tend(ctx, now.Session); err != nil {
-				return now, err
-			}
+			return err
 		}
 		if now.Phase != Ready {
-			return now, fail.New(fail.Conflict, "session %s is %s", now.Name, now.Phase)
+			return fail.New(fail.Conflict, "session %s is %s", now.Name, now.Phase)
+		}
+		if n%20 == 0 {
+			if err := o.Sessions.Tend(ctx, now.Session); err != nil {
+				return err
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return now, context.Cause(ctx)
+			return context.Cause(ctx)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// checkpoints does the keeper's part of the work with checkpoints.
-type checkpoints struct{ w *Worker }
+// checkpointer does the keeper's part of the work with checkpoints.
+type checkpointer struct{ w *Worker }
 
-func (w *Worker) checkpoints() checkpoints { return checkpoints{w} }
+func (w *Worker) checkpointer() checkpointer { return checkpointer{w} }
 
-func (k checkpoints) driver() (vm.Checkpointer, error) {
+func (k checkpointer) driver() (vm.Checkpointer, error) {
 	d, ok := k.w.Driver.(vm.Checkpointer)
 	if !ok {
-		return nil, fail.New(fail.Host, "this VM driver keeps no checkpoints")
+		return nil, fail.New(fail.Host, "the VM driver does not support checkpoints")
 	}
 	return d, nil
 }
 
-// tend makes and removes the checkpoints that users requested, and reports whether the session is
-// to be restored.
-func (k checkpoints) tend(ctx context.Context, id string) (restore bool, err error) {
+// settle lets a VM go on that a dead keeper may have left paused.
+func (k checkpointer) settle(ctx context.Context, s Session) error {
+	d, err := k.driver()
+	if err != nil {
+		return nil //nolint:nilerr // then it paused none
+	}
+	return d.Settle(ctx, s.VM())
+}
+
+// process creates and removes the checkpoints that were requested, and reports whether a restore
+// was requested.
+func (k checkpointer) process(ctx context.Context, id string) (restore bool, err error) {
 	s, err := k.w.Sessions.Get(ctx, id)
 	if err != nil {
 		return false, err
 	}
 	for _, c := range s.Status.Checkpoints {
 		switch {
-		case c.Stored.Remove:
+		case c.Remove:
 			err = errors.Join(err, k.remove(ctx, s, c))
-		case c.State == CheckpointRequested:
-			err = errors.Join(err, k.make(ctx, s, c))
+		case c.State == CheckpointPending:
+			err = errors.Join(err, k.create(ctx, s, c))
 		}
 	}
 	return s.Status.Restore != nil, err
 }
 
-// remove removes a checkpoint.
-func (k checkpoints) remove(ctx context.Context, s Session, c Checkpoint) error {
+func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint) error {
 	d, err := k.driver()
 	if err == nil {
-		err = d.RemoveCheckpoint(ctx, s.VM(), c.Stored.ID)
+		err = d.RemoveCheckpoint(ctx, s.VM(), c.ID)
 	}
 	if err != nil {
 		return err
 	}
 	_, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-		f.Checkpoints = slices.DeleteFunc(f.Checkpoints, func(is Checkpoint) bool { return is.Stored.ID == c.Stored.ID })
+		f.Checkpoints = slices.DeleteFunc(f.Checkpoints, func(is storedCheckpoint) bool { return is.ID == c.ID })
 	})
-	k.w.Sessions.audit(ctx, audit.CheckpointRemoved, "keeper", "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	if c.Name != "" {
+		k.w.Sessions.audit(ctx, audit.CheckpointRemoved, "keeper", "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	}
 	return err
 }
 
-// make makes a checkpoint that was requested, and records the result.
-func (k checkpoints) make(ctx context.Context, s Session, c Checkpoint) error {
+// create creates a pending checkpoint, and records the result.
+func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint) error {
 	var is vm.Checkpoint
-	err := k.w.step(ctx, s.ID, "keep a checkpoint", func(ctx context.Context, p vm.Progress) error {
+	err := k.w.step(ctx, s.ID, "create a checkpoint", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
-		if err = errors.Join(err, k.room(s)); err != nil {
+		if err = errors.Join(err, k.checkSpace(s)); err != nil {
 			return err
 		}
 		k.flush(ctx, s)
-		is, err = d.Checkpoint(ctx, s.VM(), c.Stored.ID, p)
+		is, err = d.Checkpoint(ctx, s.VM(), c.ID, p)
 		return err
 	})
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the session ends, or the next keeper continues
 	}
-	k.w.Sessions.audit(ctx, audit.CheckpointMade, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	k.w.Sessions.audit(ctx, audit.CheckpointCreated, c.By, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
 	secrets := k.guestHasSecrets(s)
 	_, updateErr := k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-		switch now := f.checkpoint(c.Name); {
-		case now == nil: // removed meanwhile
+		switch now := f.checkpointByID(c.ID); {
+		case now == nil:
 		case err != nil:
-			now.State, now.Error = CheckpointFailed, lifecycle.LastError(fail.CodeOf(err).String(), k.w.text(err.Error()), fail.HintOf(err))
+			now.State, now.Error = CheckpointFailed, k.viewError(err)
 		default:
 			now.complete(is, f, secrets)
 		}
@@ -288,30 +364,28 @@ func (k checkpoints) make(ctx context.Context, s Session, c Checkpoint) error {
 	return updateErr
 }
 
-// complete records what the driver kept.
-func (c *Checkpoint) complete(is vm.Checkpoint, of *Status, secrets bool) {
-	c.State, c.Memory, c.Size, c.Pause, c.Secrets = CheckpointReady, is.Memory, is.Size, is.Pause.Milliseconds(), is.Memory && secrets
-	c.Stored.Program, c.Stored.Provisioned = of.Program, of.Provisioned
+func (k checkpointer) viewError(err error) *lifecycle.ViewError {
+	return lifecycle.LastError(fail.CodeOf(err).String(), k.w.text(err.Error()), fail.HintOf(err))
 }
 
-// room returns an error if the host may lack the space for the memory of s.
-func (k checkpoints) room(s Session) error {
+// checkSpace returns an error if the host may lack the space for the memory of s. What the guest
+// changes while its memory is being saved is saved twice.
+func (k checkpointer) checkSpace(s Session) error {
 	h, err := MeasureHost(k.w.Sessions.Config.Paths.LimaHome)
 	if err != nil {
 		return err
 	}
-	// What changes while it is written is written twice.
 	need, reserve := 2*s.Spec.Resources.Memory, k.w.Sessions.Config.Limits.DiskReserve
 	if h.FreeDisk < need+reserve {
-		return fail.New(fail.Host, "keeping the memory of session %s may take %v, and %v must stay free, but %s has %v free", s.Name, need, reserve, h.DiskDir, h.FreeDisk).
+		return fail.New(fail.Host, "saving the memory of %s needs up to %v, and %v in reserve; %s has %v free", s.Name, need, reserve, h.DiskDir, h.FreeDisk).
 			WithHint("agent-sessionizer prune")
 	}
 	return nil
 }
 
 // flush makes the guest write its files to the disk, as far as possible: the memory of a checkpoint
-// is useless once the host has another QEMU.
-func (k checkpoints) flush(ctx context.Context, s Session) {
+// cannot be resumed once the host has another QEMU.
+func (k checkpointer) flush(ctx context.Context, s Session) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := Connections{Paths: k.w.Sessions.Config.Paths}.DialOwn(ctx, s)
@@ -325,7 +399,7 @@ func (k checkpoints) flush(ctx context.Context, s Session) {
 }
 
 // guestHasSecrets reports whether the settings put secrets into the guest of s.
-func (k checkpoints) guestHasSecrets(s Session) bool {
+func (k checkpointer) guestHasSecrets(s Session) bool {
 	set, err := Net{Sessions: k.w.Sessions}.settings(s)
 	if err != nil {
 		return true // unknown
@@ -338,163 +412,206 @@ func (k checkpoints) guestHasSecrets(s Session) bool {
 	return false
 }
 
-// restore gives the VM the state of a checkpoint, as Status.Restore requests. Afterwards the
-// session is stopped, and should be ready.
-func (k checkpoints) restore(ctx context.Context, s Session) (Session, error) {
-	var present *vm.Checkpoint // once it is kept
-	resumes := ""
-	to := s.Status.checkpoint(s.Status.Restore.Name)
-	err := k.w.step(ctx, s.ID, "restore the checkpoint", func(ctx context.Context, p vm.Progress) error {
+// restore returns the session to the checkpoint that Status.Restore names. Afterwards the session is
+// stopped; its VM continues there when it starts.
+func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
+	r := *s.Status.Restore
+	memory := false
+	err := k.w.step(ctx, s.ID, "restore the checkpoint", func(ctx context.Context, p vm.Progress) (err error) {
 		d, err := k.driver()
 		if err != nil {
 			return err
 		}
-		if to == nil || to.State != CheckpointReady {
-			return fail.New(fail.NotFound, "session %s has no checkpoint %s", s.Name, s.Status.Restore.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
-		}
-		if s.Status.Resumes == "" { // otherwise the session is suspended, and its state is kept already
-			is, err := k.keepPresent(ctx, s, d, p)
-			if err != nil {
-				return fmt.Errorf("the present state cannot be kept: %w", err)
-			}
-			present = &is
+		if s, err = k.saveCurrent(ctx, s, d, p); err != nil {
+			return fmt.Errorf("save the current state: %w", err)
 		}
 		if err := k.w.Sessions.Gateway(s).Stop(ctx); err != nil {
 			return err
 		}
-		if to.Memory {
-			err = d.Restore(ctx, s.VM(), to.Stored.ID, true)
-			if err == nil {
-				resumes = to.Stored.ID
-			}
+		to := s.Status.checkpointByID(r.ID)
+		if to == nil {
+			return noCheckpoint(s, r.Name)
 		}
-		if !to.Memory || errors.Is(err, vm.ErrNotWoken) {
-			k.w.warn(ctx, s.ID, "", "checkpoint %s has no memory that can be resumed here; the VM boots from its disk", to.Name)
-			err = d.Restore(ctx, s.VM(), to.Stored.ID, false)
+		if memory = to.Memory; memory {
+			err = d.Restore(ctx, s.VM(), to.ID, true)
+		}
+		if !memory || errors.Is(err, vm.ErrNotWoken) {
+			memory = false
+			k.w.warn(ctx, s.ID, "", "checkpoint %s has no memory that this host can resume: booting from its disk", r.Name)
+			err = d.Restore(ctx, s.VM(), to.ID, false)
 		}
 		return err
 	})
-	name := s.Status.Restore.Name
-	k.w.Sessions.audit(ctx, audit.CheckpointRestored, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": name}))
+	k.w.Sessions.audit(ctx, audit.CheckpointRestored, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": r.Name}))
 	if err != nil {
-		k.w.warn(ctx, s.ID, fail.HintOf(err), "checkpoint %s was not restored: %v", name, err)
+		k.w.warn(ctx, s.ID, fail.HintOf(err), "checkpoint %s was not restored: %v", r.Name, err)
 	}
-	secrets := k.guestHasSecrets(s)
-	return k.leave(ctx, s, func(f *Status) {
+	return k.endRestore(ctx, s, func(f *Status) {
+		f.Restore = nil
+		current := f.checkpointByID(r.Current)
 		if err != nil {
-			f.RestoreError = lifecycle.LastError(fail.CodeOf(err).String(), k.w.text(err.Error()), fail.HintOf(err))
-			if present == nil { // nothing has changed
-				return
+			f.RestoreError = k.viewError(err)
+			if current != nil { // the session continues where it was
+				f.Resumes = ""
+				if current.Memory {
+					f.Resumes = current.ID
+				}
+				current.Remove = true
+			}
+			return
+		}
+		for i, c := range f.Checkpoints {
+			if c.Name == BeforeRestore && c.ID != r.Current && c.ID != f.Resumes {
+				f.Checkpoints[i].Remove = true
 			}
 		}
-		f.Endpoint, f.Attention = vm.Endpoint{}, nil
-		switch {
-		case err != nil: // the session continues where it was
-			f.Resumes = s.Status.Restore.Present
-			return
-		case present != nil:
-			f.addCheckpoint(BeforeRestore, s.Status.Restore.Present).complete(*present, f, secrets)
-		default:
-			f.addCheckpoint(BeforeRestore, s.Status.Resumes).complete(vm.Checkpoint{Memory: true}, f, secrets)
+		if to := f.checkpointByID(r.ID); to != nil {
+			f.Program, f.Provisioned = to.Program, to.Provisioned
 		}
-		f.Resumes, f.Program, f.Provisioned = resumes, to.Stored.Program, to.Stored.Provisioned
+		if f.Resumes = ""; memory {
+			f.Resumes = r.ID
+		}
+		f.Work, f.Saved = nil, nil
 	})
 }
 
-// leave ends the request for a restore. A session whose VM was ended for it is then stopped, and
-// starts again.
-func (k checkpoints) leave(ctx context.Context, s Session, result func(*Status)) (Session, error) {
-	ended := func(f *Status) {
-		result(f)
-		f.Restore = nil
+// saveCurrent saves the state that a restore replaces, and ends the VM.
+func (k checkpointer) saveCurrent(ctx context.Context, s Session, d vm.Checkpointer, p vm.Progress) (Session, error) {
+	saved := func(is vm.Checkpoint, id string) (Session, error) {
+		secrets := k.guestHasSecrets(s)
+		return k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.Checkpoints = append(f.Checkpoints, storedCheckpoint{Checkpoint: Checkpoint{Name: BeforeRestore, CreatedAt: time.Now().UTC()}, ID: id})
+			f.Checkpoints[len(f.Checkpoints)-1].complete(is, f, secrets)
+		})
+	}
+	if s.Status.checkpointByID(s.Status.Restore.Current) != nil { // by an earlier keeper
+		return s, nil
 	}
 	m, err := k.w.Driver.Inspect(ctx, s.VM())
 	if err != nil {
 		return s, err
 	}
-	if s.Phase == Ready && m.State != vm.Running {
-		var statusErr error
-		s, err = k.w.move(ctx, s, Stopped, nil, func(row *store.Session) {
-			row.TokenSHA256 = ""
-			statusErr = change(row, ended)
-		})
-		return s, errors.Join(err, statusErr)
-	}
-	return k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, ended)
-}
-
-// keepPresent keeps the present state of the session and ends its VM.
-func (k checkpoints) keepPresent(ctx context.Context, s Session, d vm.Checkpointer, p vm.Progress) (vm.Checkpoint, error) {
-	m, err := k.w.Driver.Inspect(ctx, s.VM())
-	if err != nil {
-		return vm.Checkpoint{}, err
-	}
-	if m.State == vm.Running {
-		if err := k.room(s); err != nil {
-			return vm.Checkpoint{}, err
+	running := m.State == vm.Running
+	if running {
+		if err := errors.Join(k.settle(ctx, s), k.checkSpace(s)); err != nil {
+			return s, err
 		}
-		is, err := d.Suspend(ctx, s.VM(), s.Status.Restore.Present, p)
+	}
+	s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		if running && f.Restore.Begun { // what a keeper that died has saved is older than the VM's state
+			f.removeUnlisted(f.Restore.Current)
+			f.Restore.Current = ids.Hex(6)
+		}
+		f.Restore.Begun = true
+	})
+	if err != nil {
+		return s, err
+	}
+	id := s.Status.Restore.Current
+	if suspended := s.Status.Resumes; suspended != "" {
+		if s.Status.checkpointByID(suspended) != nil {
+			return s, nil
+		}
+		return saved(vm.Checkpoint{Memory: true}, suspended)
+	}
+	if running {
+		is, err := d.Suspend(ctx, s.VM(), id, p)
+		if err == nil {
+			return saved(is, id)
+		}
 		if !errors.Is(err, vm.ErrNoMemory) {
-			return is, err
+			return s, err
 		}
 		k.flush(ctx, s)
 		if err := k.w.Driver.Stop(ctx, s.VM(), nil, 0); err != nil {
-			return is, err
+			return s, err
 		}
 	}
-	return d.Checkpoint(ctx, s.VM(), s.Status.Restore.Present, p)
+	is, err := d.Checkpoint(ctx, s.VM(), id, p)
+	if err != nil {
+		return s, err
+	}
+	return saved(is, id)
 }
 
-// suspend ends the VM of a session that was requested to be suspended, and reports whether that
-// worked. If not, the VM runs as before.
-func (k checkpoints) suspend(ctx context.Context, s Session) bool {
+// endRestore records the result of a restore. A session whose VM was ended for it is then stopped,
+// and starts again.
+func (k checkpointer) endRestore(ctx context.Context, s Session, result func(*Status)) (Session, error) {
+	m, err := k.w.Driver.Inspect(ctx, s.VM())
+	if err != nil {
+		return s, err
+	}
+	var statusErr error
+	record := func(row *store.Session) {
+		statusErr = change(row, func(f *Status) {
+			result(f)
+			if m.State != vm.Running {
+				f.Endpoint, f.Attention = vm.Endpoint{}, nil
+			}
+			if f.RestoreError != nil && s.Phase == Stopped {
+				row.Desired = string(Stopped)
+			}
+		})
+		if m.State != vm.Running {
+			row.TokenSHA256 = ""
+		}
+	}
+	if s.Phase == Ready && m.State != vm.Running {
+		s, err = k.w.move(ctx, s, Stopped, nil, record)
+	} else {
+		s, err = read(k.w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			record(row)
+			return store.Event{}, nil
+		}))
+	}
+	return s, errors.Join(err, statusErr)
+}
+
+// suspend ends the VM of a session that was requested to be suspended, and returns the id of the
+// checkpoint that it resumes from. If that fails, the VM runs as before, and the id is empty.
+func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) {
 	err := k.w.step(ctx, s.ID, "suspend the VM", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
-		if err = errors.Join(err, k.room(s)); err != nil {
+		if err != nil {
 			return err
 		}
-		k.flush(ctx, s)
+		m, err := k.w.Driver.Inspect(ctx, s.VM())
+		if err != nil {
+			return err
+		}
+		if m.State == vm.Running {
+			if err := k.checkSpace(s); err != nil {
+				return err
+			}
+			// What a keeper that died has saved is older than the VM's state.
+			was := s.Status.Suspend
+			if s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+				f.removeUnlisted(was)
+				f.Suspend = ids.Hex(6)
+			}); err != nil {
+				return err
+			}
+			k.flush(ctx, s)
+		}
 		_, err = d.Suspend(ctx, s.VM(), s.Status.Suspend, p)
 		return err
 	})
 	if err != nil {
 		k.w.warn(ctx, s.ID, fail.HintOf(err), "the session is stopped without its memory: %v", err)
+		return s, ""
 	}
-	return err == nil
+	return s, s.Status.Suspend
 }
 
-// resumed removes what a suspended session has resumed from. A checkpoint that the user has made
-// stays.
-func (k checkpoints) resumed(ctx context.Context, s Session) error {
-	id := s.Status.Resumes
-	if id == "" || slices.ContainsFunc(s.Status.Checkpoints, func(c Checkpoint) bool { return c.Stored.ID == id }) {
-		return nil
-	}
-	d, err := k.driver()
-	if err != nil {
-		return err
-	}
-	return d.RemoveCheckpoint(ctx, s.VM(), id)
-}
-
-// forget makes a VM boot from its disk whose memory cannot be resumed.
-func (k checkpoints) forget(ctx context.Context, s *Session, cause error) error {
-	k.w.warn(ctx, s.ID, "", "%v; the VM boots from its disk", cause)
+// bootFromDisk makes a VM boot whose memory cannot be resumed.
+func (k checkpointer) bootFromDisk(ctx context.Context, s *Session, cause error) error {
+	k.w.warn(ctx, s.ID, "", "%v; booting from its disk, without the programs that ran", cause)
 	d, err := k.driver()
 	if err == nil {
-		err = errors.Join(k.w.Sessions.Gateway(*s).Stop(ctx), d.Restore(ctx, s.VM(), s.Status.Resumes, false))
+		err = errors.Join(k.w.Sessions.Gateway(*s).Stop(ctx), d.Restore(ctx, s.VM(), "", false))
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		*s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, (*Status).hasResumed)
 	}
-	was := s.Status.Resumes
-	if err := k.resumed(ctx, *s); err != nil {
-		return err
-	}
-	*s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-		if f.Resumes == was {
-			f.Resumes = ""
-		}
-	})
 	return err
 }

@@ -481,6 +481,10 @@ func (m *Manager) whyKept(ctx context.Context, s Session, tasks func() (string, 
 	}
 	work := s.Status.Work
 	switch {
+	case s.Status.Resumes != "":
+		return "it is suspended", nil
+	case len(s.Checkpoints()) > 0:
+		return "it has checkpoints", nil
 	case work == nil:
 		return "its unsaved work is unknown, because it did not stop cleanly", nil
 	case !work.Clean():

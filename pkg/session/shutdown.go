@@ -12,7 +12,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -30,10 +29,16 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	}
 	var work *repo.WorkState
 	var saved *Saved
-	suspended := s.Status.Suspend != "" && w.checkpoints().suspend(ctx, s)
+	if err := w.checkpointer().settle(ctx, s); err != nil {
+		w.Log.WarnContext(ctx, "failed to complete an interrupted checkpoint", "error", err)
+	}
+	resumes := ""
+	if s.Status.Suspend != "" {
+		s, resumes = w.checkpointer().suspend(ctx, s)
+	}
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		var poweroff func(context.Context) error
-		if !suspended {
+		if resumes == "" {
 			work, saved, poweroff = w.prepareShutdown(ctx, s)
 		}
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
@@ -45,22 +50,27 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
+	m, err := w.Driver.Inspect(ctx, s.VM())
+	if err != nil && !errors.Is(err, vm.ErrNotFound) {
+		return s, err
+	}
 	var statusErr error
 	s, err = w.move(ctx, s, Stopped, work, func(row *store.Session) {
 		row.SetError("", "", "")
-		if suspended {
+		if m.Resumes {
 			row.TokenSHA256 = ""
 		}
 		statusErr = change(row, func(f *Status) {
-			f.Endpoint, f.Saved, f.Restore, f.Suspend = vm.Endpoint{}, saved, nil, ""
-			if suspended {
-				f.Resumes = s.Status.Suspend
+			f.Endpoint, f.Saved = vm.Endpoint{}, saved
+			switch {
+			case resumes != "":
+				f.Resumes = resumes
+			case !m.Resumes:
+				f.hasResumed()
+				f.removeUnlisted(f.Suspend)
 			}
-			for i, c := range f.Checkpoints {
-				if c.State == CheckpointRequested {
-					f.Checkpoints[i].State, f.Checkpoints[i].Error = CheckpointFailed, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: "the session was stopped"}
-				}
-			}
+			f.Suspend = ""
+			f.failPending("the session was stopped")
 		})
 	})
 	return s, errors.Join(err, statusErr)

@@ -89,6 +89,7 @@ type Machine struct {
 	DiskUsed int64  // bytes on the host
 	Dir      string // the driver's directory for this VM
 	Root     string // prefix of every path in the guest; "" for a real VM
+	Resumes  bool   // its next start continues in memory that was kept
 }
 
 // Endpoint is where and how the guest's sshd is reached.
@@ -178,8 +179,8 @@ type Saver interface {
 type Checkpointer interface {
 	// Checkpoint keeps the state of a VM: its disk, and the memory of one that runs where the VM
 	// manager supports that. A VM that runs goes on; it pauses only for the last part. A checkpoint
-	// that exists already stays as it is. If a process died inside Checkpoint, the VM may be paused
-	// until Checkpoint, Suspend, Stop or Delete is called.
+	// that exists already stays as it is. If a process died inside Checkpoint or Suspend, the VM may
+	// be paused until Settle is called.
 	Checkpoint(ctx context.Context, name, id string, p Progress) (Checkpoint, error)
 
 	// Suspend makes a checkpoint of a running VM and ends the VM, which does nothing after that
@@ -188,9 +189,14 @@ type Checkpointer interface {
 	// an error, the VM runs as before.
 	Suspend(ctx context.Context, name, id string, p Progress) (Checkpoint, error)
 
+	// Settle completes or undoes what a process that died inside Checkpoint or Suspend left of a
+	// running VM, and lets the VM go on. Call it before anything else is done with the VM.
+	Settle(ctx context.Context, name string) error
+
 	// Restore gives a stopped VM the state of one of its checkpoints, in the place of its own,
 	// which is lost. Its next Start resumes the memory if memory is set, and boots from the disk
-	// otherwise. It returns ErrNotWoken, wrapped, for memory that this host cannot resume.
+	// otherwise. It returns ErrNotWoken, wrapped, for memory that this host cannot resume. Without
+	// an id, the VM gets the disk of the checkpoint that it was about to resume.
 	Restore(ctx context.Context, name, id string, memory bool) error
 
 	// RemoveCheckpoint removes a checkpoint. A missing one is a success. The VM keeps running or

@@ -88,7 +88,7 @@ secrets:
 	if now := claude(); now != pid {
 		t.Errorf("Claude Code after the checkpoint = process %s, want %s", now, pid)
 	}
-	files, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", name, "*"+made.Stored.ID))
+	files, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", name, "agent-sessionizer-[cslnw]*-????????????"))
 	if err != nil || len(files) < 3 {
 		t.Fatalf("files of the checkpoint = %v, %v, want description, memory and disk", files, err)
 	}

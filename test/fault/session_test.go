@@ -169,7 +169,7 @@ func (w *world) restore(kill ...string) error {
 	}
 	// made waits for a checkpoint: a command that was interrupted may have requested it.
 	made := func() error {
-		return until("checkpoint", "sh", "-c", `agent-sessionizer checkpoints repo --json | grep -q '"state": "ready"' || agent-sessionizer checkpoint repo one`)
+		return until("checkpoint", "sh", "-c", `agent-sessionizer checkpoints repo --json | grep -q '"state": "complete"' || agent-sessionizer checkpoint repo one`)
 	}
 	restored := func(name, text string) error {
 		// A command that was interrupted may have been obeyed, so look at the result.

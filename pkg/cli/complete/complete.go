@@ -241,7 +241,7 @@ func Checkpoints(a *app.App) Lister {
 			return nil
 		}
 		for _, c := range s.Checkpoints() {
-			if c.State == session.CheckpointReady {
+			if c.State == session.CheckpointComplete {
 				offer = append(offer, c.Name)
 			}
 		}

@@ -3,6 +3,7 @@ package sessioncmd
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,16 +22,16 @@ type checkpointOptions struct {
 	remove []string
 }
 
-// NewCheckpointCmd returns the command that keeps the present state of a session.
+// NewCheckpointCmd returns the command that creates a checkpoint.
 func NewCheckpointCmd(a *app.App) *cobra.Command {
 	var o checkpointOptions
 	cmd := &cobra.Command{
-		Use: "checkpoint SESSION [NAME]", Short: "Keep the present state of a running session",
-		Long: `Keep the present state of a running session: its disk, its memory and its running
-programs. The session goes on. "restore" returns to the checkpoint. On macOS (vz), a
-checkpoint has the disk alone.
+		Use: "checkpoint SESSION [NAME]", Short: "Create a checkpoint of a running session",
+		Long: `Create a checkpoint of a running session: its disk and its memory, with all programs. The
+session keeps running. "restore" returns to the checkpoint. On macOS (vz), a checkpoint
+contains only the disk.
 
-Without a NAME, the checkpoint gets a number.`,
+NAME defaults to the lowest free number.`,
 		Example: `  agent-sessionizer checkpoint repo
   agent-sessionizer checkpoint repo before-refactoring`,
 		Args: app.Usage(cobra.RangeArgs(1, 2)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready)),
@@ -49,16 +50,20 @@ func runCheckpoint(ctx context.Context, a *app.App, o checkpointOptions, args []
 	if len(args) == 2 {
 		r.Body.Name = args[1]
 	}
-	c, err := withStep(a, "keep a checkpoint", func() (session.Checkpoint, error) { return ops.CreateCheckpoint.On(ctx, h, r) })
+	c, err := withStep(a, "create a checkpoint", func() (session.Checkpoint, error) { return ops.CreateCheckpoint.On(ctx, h, r) })
 	if err != nil {
 		return err
 	}
 	if o.json {
 		return a.Con.JSON(c)
 	}
-	a.Con.Say("%s: checkpoint %s has %s (%s); it paused the session for %d ms", s.Name, c.Name, contents(c), measure.Size(c.Size).Human(), c.Pause)
+	pause := ""
+	if c.Memory {
+		pause = fmt.Sprintf("; the session was paused for %d ms", c.Pause)
+	}
+	a.Con.Say("%s: checkpoint %s contains %s (%s)%s", s.Name, c.Name, contents(c), measure.Size(c.Size).Human(), pause)
 	if c.Secrets {
-		a.Con.Warn("its memory has the secrets that the settings put into the guest (guest: true)")
+		a.Con.Warn("the checkpoint contains secrets that were delivered to the guest (guest: true)")
 	}
 	return nil
 }
@@ -79,10 +84,13 @@ func withStep[T any](a *app.App, name string, f func() (T, error)) (T, error) {
 }
 
 func contents(c session.Checkpoint) string {
-	if c.Memory {
+	switch {
+	case c.State != session.CheckpointComplete:
+		return "-"
+	case c.Memory:
 		return "disk and memory"
 	}
-	return "the disk"
+	return "disk"
 }
 
 // NewCheckpointsCmd returns the command that lists and removes checkpoints.
@@ -120,7 +128,7 @@ func runCheckpoints(ctx context.Context, a *app.App, o checkpointOptions, what s
 	}
 	if len(l.Checkpoints) == 0 {
 		if len(o.remove) == 0 {
-			a.Con.Say("%s has no checkpoints; make one with: agent-sessionizer checkpoint %s", s.Name, s.Name)
+			a.Con.Say("%s has no checkpoints; create one with: agent-sessionizer checkpoint %s", s.Name, s.Name)
 		}
 		return nil
 	}
@@ -131,11 +139,11 @@ func runCheckpoints(ctx context.Context, a *app.App, o checkpointOptions, what s
 		case c.Error != nil:
 			note = c.Error.Message
 		case c.Secrets:
-			note = "with the guest's secrets"
+			note = "contains secrets of the guest"
 		}
 		rows = append(rows, []string{c.Name, console.Ago(c.CreatedAt), string(c.State), contents(c), measure.Size(c.Size).Human(), cmp.Or(note, "-")})
 	}
-	a.Con.Table([]string{"NAME", "AGE", "STATE", "HAS", "SIZE", "NOTE"}, rows)
+	a.Con.Table([]string{"NAME", "AGE", "STATE", "CONTENTS", "SIZE", "NOTE"}, rows)
 	return nil
 }
 
@@ -146,11 +154,12 @@ func NewRestoreCmd(a *app.App) *cobra.Command {
 	var o restoreOptions
 	cmd := &cobra.Command{
 		Use: "restore SESSION CHECKPOINT", Short: "Return a session to one of its checkpoints",
-		Long: `Return a session to one of its checkpoints. Its programs continue where they were then.
-Their network connections have ended, and the clock is set.
+		Long: `Return a session to one of its checkpoints. Its programs continue from that point, if the
+checkpoint contains memory that this host can resume; otherwise the VM boots from the
+checkpoint's disk. Network connections are closed. A stopped session is started.
 
-What the session is now is kept as the checkpoint "before-restore", so that you can undo
-this. A second restore replaces that checkpoint.`,
+The current state is saved as the checkpoint "before-restore", which replaces an earlier
+one, so that you can undo the restore.`,
 		Example: `  agent-sessionizer restore repo 1
   agent-sessionizer restore repo before-restore    undo the restore`,
 		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready, session.Stopped), complete.Checkpoints(a)),
@@ -180,16 +189,16 @@ func runRestore(ctx context.Context, a *app.App, o restoreOptions, what, name st
 			switch {
 			case err != nil:
 				return now, err
-			case now.Restoring != "" || now.State != session.Ready && now.State != session.Broken && now.Desired == session.Ready:
+			case now.State == session.Broken:
+				return now, app.Broken(now)
+			case now.Desired != session.Ready && session.AtRest(now.State, now.Desired) && now.RestoreError == nil:
+				return now, fail.New(fail.Conflict, "session %s is %s", now.Name, now.State).WithHint("agent-sessionizer list")
+			case now.Restoring != "":
 			case now.RestoreError != nil:
 				e := fail.New(fail.ParseCode(now.RestoreError.Code), "%s", now.RestoreError.Message)
 				e.Hint = now.RestoreError.Hint
 				return now, e
-			case now.State == session.Broken:
-				return now, app.Broken(now)
-			case now.State != session.Ready:
-				return now, fail.New(fail.Conflict, "session %s is %s", now.Name, now.State).WithHint("agent-sessionizer list")
-			default:
+			case now.State == session.Ready:
 				return now, nil
 			}
 			select {
@@ -205,6 +214,10 @@ func runRestore(ctx context.Context, a *app.App, o restoreOptions, what, name st
 	if o.json {
 		return a.Con.JSON(s)
 	}
-	a.Con.Say("%s is at checkpoint %s; to undo this: agent-sessionizer restore %s %s", s.Name, name, s.Name, session.BeforeRestore)
+	what = "is at checkpoint " + name
+	if !s.Resumed {
+		what = "has booted from the disk of checkpoint " + name + ", without its programs"
+	}
+	a.Con.Say("%s %s; to undo this: agent-sessionizer restore %s %s", s.Name, what, s.Name, session.BeforeRestore)
 	return nil
 }

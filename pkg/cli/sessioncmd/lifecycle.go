@@ -52,8 +52,10 @@ func NewStopCmd(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "stop SESSION…", Short: "Shut down sessions and keep their disks",
 		Long: `Shut down sessions and keep their disks. This frees their memory. "start" or "open"
-continues with what is on the disk. With --suspend, the memory is written to the disk as
-well, and the programs continue at the next start.`,
+continues with what is on the disk.
+
+With --suspend, the memory of a running session is saved, too, and all programs resume
+at the next start. Where that fails, the session is stopped, with a warning.`,
 		Example: `  agent-sessionizer stop repo
   agent-sessionizer stop owner/repo owner/other
   agent-sessionizer stop --suspend repo`,
@@ -61,7 +63,7 @@ well, and the programs continue at the next start.`,
 		ValidArgsFunction: complete.Many(complete.Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return RunStop(cmd.Context(), a, o, args) },
 	}
-	cmd.Flags().BoolVar(&o.suspend, "suspend", false, "keep the memory, so that programs continue at the next start (QEMU)")
+	cmd.Flags().BoolVar(&o.suspend, "suspend", false, "save the memory, too, so that programs resume at the next start (QEMU only)")
 	return cmd
 }
 

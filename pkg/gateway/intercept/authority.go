@@ -1,7 +1,8 @@
 // Package intercept has what the gateway needs to read a guest's requests to hosts for which
 // a secret is bound: a certificate authority, and the exchange of placeholders for secrets.
 //
-// It never dials, and it never stores a key or a value anywhere but in memory.
+// It never dials, and it stores nothing. Values of secrets stay in memory; an authority can be
+// marshalled with its key.
 package intercept
 
 import (

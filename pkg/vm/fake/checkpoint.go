@@ -55,6 +55,9 @@ func (d *Driver) Suspend(ctx context.Context, name, id string, _ vm.Progress) (i
 	return is, err
 }
 
+// Settle implements vm.Checkpointer. A fake VM is never paused.
+func (d *Driver) Settle(context.Context, string) error { return nil }
+
 // Restore implements vm.Checkpointer.
 func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) error {
 	return d.faults.around(ctx, "restore", name, func() error {
@@ -64,6 +67,9 @@ func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) erro
 		}
 		if m.running() {
 			return fmt.Errorf("restore %s: it runs", name)
+		}
+		if id == "" {
+			return removeAll(m.file(forkFile))
 		}
 		return m.restore(ctx, id, memory)
 	})

@@ -271,6 +271,8 @@ func (d *Driver) inspect(name string) (vm.Machine, error) {
 		return out, nil
 	}
 	out.Arch, out.CPUs, out.Memory, out.Disk = s.Image.Arch, s.CPUs, s.Memory, s.Disk
+	_, forkErr := os.Lstat(m.file(forkFile))
+	out.Resumes = forkErr == nil
 	out.DiskUsed = used(m.root(), time.Now().Add(time.Second/2))
 	if m.running() {
 		out.State = vm.Running

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
+	"github.com/sirupsen/logrus"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -48,6 +49,8 @@ const (
 	// liveTime is how long the memory is written while the VM runs, once at most. Then a guest that
 	// changes its memory faster than it is written is paused for the rest.
 	liveTime = 30 * time.Second
+
+	settleTimeout = 30 * time.Second
 
 	// maxLayers limits how many layers a disk has. More would slow it down.
 	maxLayers = 8
@@ -254,21 +257,18 @@ func (d *Driver) keep(ctx context.Context, c checkpoint, m meta, goOn bool, p vm
 		return is, err
 	}
 	defer q.Close()
-	was, err := c.examine(q)
+	active, err := settle(q, c.dir)
 	if err != nil {
 		return is, err
 	}
 	switch {
-	case was.switched && goOn:
-		err = c.proceed(q)
-	case was.switched && !was.running: // nothing has changed since
-	case was.switched:
-		return is, fail.New(fail.Conflict, "it ran after the checkpoint %s was made", c.id)
-	default:
-		if err = errors.Join(c.discard(), removeFile(c.path(nextPrefix)), q.goOn()); err == nil {
+	case active != c.id:
+		if err = errors.Join(removeFile(c.path(nextPrefix)), c.discard()); err == nil {
 			is.Pause, err = c.take(ctx, q, m.Memory, goOn, p)
 		}
-	}
+	case !goOn:
+		err = fail.New(fail.Conflict, "it ran after the checkpoint %s was made", c.id)
+	} // otherwise only the description is missing
 	if err == nil {
 		c.step("final name")
 		report(p, "writing the checkpoint to the disk")
@@ -281,8 +281,58 @@ func (d *Driver) keep(ctx context.Context, c checkpoint, m meta, goOn bool, p vm
 	return is, err
 }
 
+// Settle implements vm.Checkpointer.
+func (d *Driver) Settle(ctx context.Context, name string) error {
+	dir, err := d.dir(name)
+	if err != nil {
+		return err
+	}
+	m, err := readMeta(dir)
+	if err != nil || m.VMType == limayaml.VZ {
+		return nil //nolint:nilerr // nothing runs
+	}
+	if r := readProcesses(dir, m); !r.driver {
+		return nil
+	}
+	left, err := unsettled(dir)
+	if !left || err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	q, err := dialMonitor(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer q.Close()
+	_, err = settle(q, dir)
+	return err
+}
+
+// unsettled reports whether a process may have died while it made a checkpoint of the VM in dir.
+func unsettled(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, e := range entries {
+		id, next := strings.CutPrefix(e.Name(), nextPrefix)
+		if strings.HasPrefix(e.Name(), switchPrefix) || next && !exists(checkpoint{dir: dir, id: id}.path(checkpointPrefix)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // take writes the memory and gives the VM another disk. It returns how long the VM was paused.
 func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn bool, p vm.Progress) (pause time.Duration, err error) {
+	layers, err := layersOf(c.dir, filenames.DiffDisk)
+	if err == nil && len(layers) >= 4*maxLayers {
+		err = fail.New(fail.Conflict, "its disk has %d layers of earlier checkpoints; they are merged when it starts", len(layers))
+	}
+	if err != nil {
+		return 0, err
+	}
 	size, _, err := readDisk(c.diffDisk())
 	if err != nil {
 		return 0, err
@@ -358,50 +408,57 @@ func (c checkpoint) proceed(q *monitor) error {
 	return err
 }
 
-// abandon makes the VM run after keep failed.
+// abandon makes the VM run after keep failed, and removes what it made.
 func (c checkpoint) abandon(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	q, err := dialMonitor(ctx, c.dir)
 	if err != nil {
 		return err
 	}
 	defer q.Close()
-	was, err := c.examine(q)
-	if err != nil {
-		return err
+	active, err := settle(q, c.dir)
+	if err == nil && active != c.id {
+		err = removeFile(c.path(nextPrefix))
 	}
-	if was.switched {
-		return c.proceed(q)
-	}
-	return errors.Join(c.discard(), removeFile(c.path(nextPrefix)), q.goOn())
+	return errors.Join(err, c.discard())
 }
 
-// progress is how far a call of keep came.
-type progress struct {
-	switched bool // QEMU has the VM's next disk, so memory and disk are complete
-	running  bool // the VM runs
-}
-
-// examine ends what QEMU still does for an earlier call of keep, and reports how far that came.
-func (c checkpoint) examine(q *monitor) (was progress, err error) {
+// settle completes the change to another disk if a process died before it had done that, ends what
+// QEMU still does for such a process, and makes the VM run. It returns the id of the checkpoint that
+// gave the VM its present disk, "" for none since the VM started.
+func settle(q *monitor, dir string) (active string, err error) {
 	if _, err := q.do("migrate_cancel", nil); err != nil { // does nothing if none is active
-		return was, err
+		return "", err
 	}
 	var devices []struct {
 		Device   string
 		Inserted struct{ File string }
 	}
-	var status struct{ Running bool }
-	if err := errors.Join(q.ask("query-block", &devices), q.ask("query-status", &status)); err != nil {
-		return was, err
+	if err := q.ask("query-block", &devices); err != nil {
+		return "", err
 	}
-	was.running = status.Running
 	for _, b := range devices {
-		// QEMU shows the name that the file had when it was opened.
-		was.switched = was.switched || b.Device == bootDisk && b.Inserted.File == c.path(nextPrefix)
+		if b.Device == bootDisk {
+			active, _ = strings.CutPrefix(fileOf(b.Inserted.File), filepath.Join(dir, nextPrefix))
+		}
 	}
-	return was, nil
+	if strings.Contains(active, "/") { // the disk with which the VM was started
+		return "", q.goOn()
+	}
+	return active, checkpoint{dir: dir, id: active}.proceed(q)
+}
+
+// fileOf returns the file of a disk, by the name that it had when QEMU opened it. QEMU describes a
+// disk in JSON whose backing file has another name than the one in its header.
+func fileOf(disk string) string {
+	text, ok := strings.CutPrefix(disk, "json:")
+	if !ok {
+		return disk
+	}
+	var options struct{ File struct{ Filename string } }
+	_ = json.Unmarshal([]byte(text), &options) // otherwise the file is unknown
+	return options.File.Filename
 }
 
 // goOn runs a VM that is paused.
@@ -463,7 +520,7 @@ func removeLayers(dir string) error {
 		disk := e.Name()
 		if id, ok := strings.CutPrefix(disk, checkpointPrefix); ok {
 			disk = layerPrefix + id
-		} else if disk != filenames.DiffDisk && disk != forkFile && !strings.HasPrefix(disk, switchPrefix) {
+		} else if disk != filenames.DiffDisk && disk != forkFile && !strings.HasPrefix(disk, switchPrefix) && !strings.HasPrefix(disk, nextPrefix) {
 			continue
 		}
 		if disk == forkFile {
@@ -498,7 +555,7 @@ func layersOf(dir, disk string) (layers []string, err error) {
 		switch {
 		case strings.HasPrefix(disk, layerPrefix):
 			layers = append(layers, disk)
-		case disk == filenames.DiffDisk, strings.HasPrefix(disk, switchPrefix):
+		case disk == filenames.DiffDisk, strings.HasPrefix(disk, switchPrefix), strings.HasPrefix(disk, nextPrefix):
 		default:
 			return layers, nil
 		}
@@ -538,6 +595,12 @@ func readDisk(path string) (size int64, below string, err error) {
 
 // Restore implements vm.Checkpointer.
 func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) error {
+	if id == "" {
+		var err error
+		if id, err = d.resumesFrom(name); id == "" || err != nil {
+			return err
+		}
+	}
 	c, m, err := d.checkpoint(name, id)
 	if err == nil {
 		err = d.restore(ctx, c, m, memory)
@@ -548,15 +611,28 @@ func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) erro
 	return nil
 }
 
+// resumesFrom returns the id of the checkpoint that the VM is about to resume, "" for none.
+func (d *Driver) resumesFrom(name string) (string, error) {
+	dir, err := d.dir(name)
+	if err != nil {
+		return "", err
+	}
+	f, err := readFork(dir)
+	if f == nil || err != nil {
+		return "", err
+	}
+	return strings.TrimPrefix(f.Base, layerPrefix), nil
+}
+
 func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool) error {
 	if r, err := survivors(c.dir); err != nil || r.any() {
 		return errors.Join(err, fail.New(fail.Conflict, "the VM runs"))
 	}
 	is, err := c.read()
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && (memory || !exists(c.path(layerPrefix))) {
 		return fail.New(fail.NotFound, "it has no checkpoint %s", c.id)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if memory {
@@ -577,16 +653,17 @@ func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool)
 		}
 		return os.Rename(c.path(newPrefix), c.diffDisk())
 	}
-	if err := c.flatten(ctx); err != nil {
-		return err
-	}
+	c.flatten(ctx)
 	if memory {
-		b, err := json.Marshal(fork{State: c.path(statePrefix), Base: layerPrefix + c.id, HostKey: is.HostKey})
+		b, err := json.Marshal(fork{State: c.path(statePrefix), Base: layerPrefix + c.id, HostKey: is.HostKey, Key: is.Key})
 		if err != nil {
 			return err
 		}
 		// From here on, each start makes the disk again, until the guest has resumed.
-		return errors.Join(atomicfile.Write(filepath.Join(c.dir, forkFile), b, 0o600), removeLayers(c.dir))
+		if err := atomicfile.Write(filepath.Join(c.dir, forkFile), b, 0o600); err != nil {
+			return err
+		}
+		return ignoreUnused(removeLayers(c.dir))
 	}
 	if err := c.replaceDisk(ctx); err != nil {
 		return err
@@ -594,27 +671,42 @@ func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool)
 	if err := removeFile(filepath.Join(c.dir, forkFile)); err != nil {
 		return err
 	}
-	return removeLayers(c.dir)
+	return ignoreUnused(removeLayers(c.dir))
 }
 
-// flatten gives the checkpoint's disk a single layer if it has too many. Its content stays.
-func (c checkpoint) flatten(ctx context.Context) error {
+// ignoreUnused logs that layers which nothing needs stay: they take space, and the next removal
+// tries again.
+func ignoreUnused(err error) error {
+	if err != nil {
+		logrus.WithError(err).Warn("removing unused layers failed")
+	}
+	return nil
+}
+
+// flatten gives the checkpoint's disk a single layer if it has too many. Its content stays. If that
+// fails, for example because the host's disk is full, it stays as it is, which works as well.
+func (c checkpoint) flatten(ctx context.Context) {
 	layers, err := layersOf(c.dir, layerPrefix+c.id)
-	if err != nil || len(layers) < maxLayers {
-		return err
+	if err == nil && len(layers) < maxLayers {
+		return
 	}
 	flat := c.path(newPrefix)
-	if err := clone(c.path(layerPrefix), flat); err != nil {
-		return err
+	if err == nil {
+		err = clone(c.path(layerPrefix), flat)
 	}
-	// Copies what the layers below have, and the base has not.
-	if err := qemuImg(ctx, "rebase", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filenames.BaseDisk, flat); err != nil {
-		return err
+	if err == nil { // copies what the layers below have, and the base has not
+		err = qemuImg(ctx, "rebase", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filenames.BaseDisk, flat)
 	}
-	if err := flush(flat); err != nil {
-		return err
+	if err == nil {
+		err = flush(flat)
 	}
-	return renameSynced(flat, c.path(layerPrefix))
+	if err == nil {
+		err = renameSynced(flat, c.path(layerPrefix))
+	}
+	if err != nil {
+		logrus.WithError(err).Warn("merging the layers of a disk failed")
+		_ = removeFile(flat)
+	}
 }
 
 // RemoveCheckpoint implements vm.Checkpointer.

@@ -46,6 +46,7 @@ func inspect(name, dir string) vm.Machine {
 		out.State, out.Reason = vm.Broken, "lima.yaml is missing"
 		return out
 	}
+	out.Resumes = isFork(dir)
 	r := readProcesses(dir, m)
 	if !r.any() {
 		return out

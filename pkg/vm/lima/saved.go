@@ -55,8 +55,8 @@ const (
 	// wakeTimeout limits reading the state and the guest's change of identity.
 	wakeTimeout = 3 * time.Minute
 
-	// saveTimeout limits writing the state of a sleeping guest.
-	saveTimeout = 5 * time.Minute
+	// saveTimeout limits writing a state, and reading that of a restored VM, which may be large.
+	saveTimeout = 10 * time.Minute
 )
 
 // fork is the content of forkFile. A restored VM has one as well, with a host key: its guest keeps
@@ -68,6 +68,7 @@ type fork struct {
 	User          string `json:"user,omitempty"`
 	AuthorizedKey string `json:"authorized_key,omitempty"`
 	HostKey       string `json:"host_key,omitempty"`
+	Key           string `json:"key,omitempty"` // of Driver.StateKey, for a restored VM
 }
 
 // isFork reports whether the VM in dir has not woken yet.
@@ -116,6 +117,18 @@ func overlay(ctx context.Context, base, disk string) error {
 // wake resumes the QEMU that waits in dir, gives the guest its identity, and returns
 // once it is an ordinary VM.
 func (f *fork) wake(ctx context.Context, name, dir string) error {
+	if f.HostKey != "" { // its identity stays
+		ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+		defer cancel()
+		if err := f.resume(ctx, dir); err != nil {
+			return err
+		}
+		b, err := json.Marshal(f)
+		if err != nil {
+			return err
+		}
+		return atomicfile.Write(filepath.Join(dir, resumedFile), b, 0o600)
+	}
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
 	defer cancel()
 	identity, public, err := f.identity(name, dir)
@@ -124,13 +137,6 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 	}
 	if err := f.resume(ctx, dir); err != nil {
 		return err
-	}
-	if f.HostKey != "" {
-		b, err := json.Marshal(f)
-		if err != nil {
-			return err
-		}
-		return atomicfile.Write(filepath.Join(dir, resumedFile), b, 0o600)
 	}
 	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
 	if err != nil {

@@ -91,6 +91,20 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	return r.endpoint(ctx)
 }
 
+// checkKey returns an error if the memory that a restored VM is about to resume is of another QEMU
+// or processor.
+func (d *Driver) checkKey(ctx context.Context, dir string, m meta) error {
+	f, err := readFork(dir)
+	if f == nil || f.Key == "" || err != nil {
+		return err
+	}
+	key, err := d.StateKey(ctx, m.Arch, m.CPUs, m.Memory)
+	if err == nil && key != f.Key {
+		err = fmt.Errorf("%w: QEMU or the processor have changed since", vm.ErrNotWoken)
+	}
+	return err
+}
+
 // vmRun is the current run of a VM.
 type vmRun struct {
 	meta
@@ -106,6 +120,9 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	}
 	if err := errors.Join(removeFile(filepath.Join(dir, resumedFile)), tidyDisks(dir)); err != nil {
 		return vmRun{}, err
+	}
+	if layers, err := layersOf(dir, filenames.DiffDisk); err == nil && len(layers) > maxLayers && !isFork(dir) {
+		checkpoint{dir: dir, id: strings.TrimPrefix(layers[0], layerPrefix)}.flatten(ctx)
 	}
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return vmRun{}, err
@@ -126,6 +143,9 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	verb := "starting"
 	if isFork(dir) {
 		verb = "resuming"
+		if err := d.checkKey(ctx, dir, m); err != nil {
+			return vmRun{}, err
+		}
 	}
 	report(p, "%s the VM (%s)", verb, accel.Name)
 	exited, err := d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
@@ -312,7 +332,12 @@ func (r vmRun) ended(ctx context.Context, w *watcher) error {
 		output = "\n  " + strings.Join(w.last, "\n  ")
 	}
 	if isFork(r.dir) {
-		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(r.dir)), output)
+		log := agentLog(r.dir)
+		err := fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(log), output)
+		if port := explain(log, err); errors.Is(port, errPortTaken) {
+			return port
+		}
+		return err
 	}
 	if w.panic != "" {
 		return fail.New(fail.Failure, "%w: %s%s", vm.ErrPanicked, w.panic, output)
