@@ -350,9 +350,6 @@ func (c Connections) dial(ctx context.Context, s Session, relay string) (*ssh.Cl
 }
 
 func (c Connections) target(s Session, relay string) (ssh.Target, error) {
-	if s.Status.Endpoint.Addr == "" && s.Desired == Ready { // a terminal waits for it
-		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s: %w", s.Name, s.Phase, ssh.ErrUnreachable).WithHint("agent-sessionizer start %s", s.Name)
-	}
 	if s.Status.Endpoint.Addr == "" {
 		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}

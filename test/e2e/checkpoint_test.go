@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -71,7 +72,15 @@ secrets:
 		})
 		return conversation
 	}
-	testenv.WaitFor(t, "Claude Code", func() bool { at := view().Attention; return at != nil && at.State == "idle" })
+	was := ""
+	testenv.WaitFor(t, "Claude Code", func() bool {
+		at := view().Attention
+		if now := fmt.Sprintf("%+v", at); now != was {
+			was = now
+			t.Log(now, screen())
+		}
+		return at != nil && at.State == "idle"
+	})
 	say("remember ALPHA")
 	testenv.WaitFor(t, "the answer", func() bool { return strings.Contains(screen(), "All done.") })
 	b.MustIn(name, "echo mine >notes && sync")

@@ -86,7 +86,7 @@ func (h Harness) life(t *testing.T) {
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
 		t.Errorf("file after a restart = %q, want \"kept\"", got)
 	}
-	ep, c = h.checkpoints(t, d, ep, c)
+	c = h.checkpoints(t, d, ep, c)
 	h.Crash(t, d, alive)
 	select {
 	case <-c.Done():
