@@ -67,6 +67,9 @@ type Options struct {
 	// VM: certificate authority and placeholders. They are used again, because a guest that
 	// resumes still uses them. "" means none.
 	Remember string
+	// Names have their addresses from the beginning: a guest that resumes may not look them up
+	// again. What connections to them may do is decided as always.
+	Names []string
 }
 
 // Gateway is the network of one virtual machine. Its methods may be called
@@ -154,6 +157,9 @@ func New(o Options) (*Gateway, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.resolver = resolver{ctx: g.ctx, resolve: o.Resolve, asking: semaphore.NewWeighted(maxLookups)}
 	g.nic = newNIC(g)
+	for _, name := range o.Names {
+		g.names.addr(name)
+	}
 	g.dns = dnsServer{reporter: &g.reporter, policy: &g.policy, hosts: &g.hosts, names: g.names, unsent: &g.nic.drops[dropUnsent]}
 	if err := g.start(); err != nil {
 		return nil, errors.Join(err, g.Close())

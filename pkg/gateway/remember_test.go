@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -54,5 +55,39 @@ func TestRemember(t *testing.T) {
 		if x := run(secrets("ONE")); len(x.Certificate) == 0 || x.Placeholders["ONE"] == first.Placeholders["ONE"] {
 			t.Errorf("what the guest gets after %q = %+v, want another certificate and placeholder", damaged, x)
 		}
+	}
+}
+
+// A gateway knows the addresses of the names that the one before it has answered.
+func TestNamesStay(t *testing.T) {
+	now := time.Now()
+	was := newNameTable(func() time.Time { return now })
+	addresses := map[string]netip.Addr{}
+	for _, name := range []string{"old.example.", "one.example.", "two.example."} {
+		addresses[name], _ = was.addr(name)
+		if name == "old.example." {
+			now = now.Add(nameMemory)
+		}
+	}
+	file := filepath.Join(t.TempDir(), namesFile)
+	if err := writeNames(file, was.recentNames()); err != nil {
+		t.Fatal(err)
+	}
+	g, err := New(Options{Subnet: netip.MustParsePrefix("192.168.5.0/24"), MAC: guestMAC, MTU: 1500, Log: func(Record) {}, Names: readNames(file)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for name, addr := range addresses {
+		want := name
+		if name == "old.example." {
+			want = ""
+		}
+		if got := g.names.name(addr); got != want {
+			t.Errorf("name of %v = %q, want %q", addr, got, want)
+		}
+	}
+	if names := readNames(filepath.Join(t.TempDir(), namesFile)); names != nil {
+		t.Errorf("names without a file = %v, want none", names)
 	}
 }

@@ -263,8 +263,12 @@ func (d *Driver) keep(ctx context.Context, c checkpoint, m meta, goOn bool, p vm
 	}
 	switch {
 	case active != c.id:
+		var accel vm.Accel
+		if accel, err = d.accel.find(ctx, m.Arch); err != nil {
+			return is, err
+		}
 		if err = errors.Join(removeFile(c.path(nextPrefix)), c.discard()); err == nil {
-			is.Pause, err = c.take(ctx, q, m.Memory, goOn, p)
+			is.Pause, err = c.take(ctx, q, m.Memory, goOn && accel.Name != "tcg", goOn, p)
 		}
 	case !goOn:
 		err = fail.New(fail.Conflict, "it ran after the checkpoint %s was made", c.id)
@@ -324,8 +328,12 @@ func unsettled(dir string) (bool, error) {
 	return false, nil
 }
 
-// take writes the memory and gives the VM another disk. It returns how long the VM was paused.
-func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn bool, p vm.Progress) (pause time.Duration, err error) {
+// take writes the memory, live while the VM runs or with the VM paused, and gives the VM another
+// disk. It returns how long the VM was paused.
+//
+// Emulation must be paused: QEMU marks a page as changed before it changes it, and may copy the page
+// in between. Live copies of emulated guests crashed after they resumed.
+func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, live, goOn bool, p vm.Progress) (pause time.Duration, err error) {
 	layers, err := layersOf(c.dir, filenames.DiffDisk)
 	if err == nil && len(layers) >= 4*maxLayers {
 		err = fail.New(fail.Conflict, "its disk has %d layers of earlier checkpoints; they are merged when it starts", len(layers))
@@ -351,6 +359,12 @@ func (c checkpoint) take(ctx context.Context, q *monitor, memory int64, goOn boo
 	report(p, "writing the memory")
 	began := time.Now()
 	var stopped time.Time // unless QEMU itself pauses the VM
+	if !live {
+		stopped = began
+		if _, err := q.do("stop", nil); err != nil {
+			return 0, err
+		}
+	}
 	var last migration
 	err = q.migrate(ctx, c.path(statePrefix), func(now migration) error {
 		if last = now; now.Status == "active" && stopped.IsZero() && (time.Since(began) > liveTime || now.RAM.Transferred > memory) {
