@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
@@ -129,8 +130,28 @@ secrets:
 	}
 	say("damage BETA")
 	damage()
+	u := newTerminal(t, b) // stays attached
+	u.typed("unset TMUX; "+realvm.Binary()+" open "+name, "Enter")
+	u.sees("scratch")
+	u.typed("C-b", "5")
+	u.sees("scratch*")
+	clients := b.Processes("attach-session")
 	b.Asz("restore", name, "talk")
 	intact("restored")
+	// Input without a connection is dropped, so type until the terminal is connected again.
+	for end := time.Now().Add(3 * time.Minute); !strings.Contains(u.screen(), "back-42"); time.Sleep(3 * time.Second) {
+		if time.Now().After(end) {
+			t.Fatalf("screen after the restore = %s, want back-42: the terminal must reconnect", u.screen())
+		}
+		u.typed("C-b", "5")
+		u.typed("echo back-$((40+2))", "Enter")
+	}
+	for pid := range b.Processes("attach-session") {
+		if clients[pid] == "" {
+			t.Errorf("attach-session process %v is new, want the one before to reconnect: %v", pid, clients)
+		}
+	}
+	u.typed("C-b", "d")
 	if talk := say("recall GAMMA"); !strings.Contains(talk, "ALPHA") || strings.Contains(talk, "BETA") {
 		t.Errorf("conversation after the restore = %s, want ALPHA and not BETA", talk)
 	}
