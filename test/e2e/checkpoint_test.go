@@ -187,6 +187,7 @@ secrets:
 		t.Log(b.Asz("logs", name))
 	}
 	b.Asz("destroy", "--force", name)
+	u.tmux("kill-server")
 	if left := b.Leftovers(); len(left) > 0 {
 		t.Errorf("processes at the end = %v, want none", left)
 	}
