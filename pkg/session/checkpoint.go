@@ -447,8 +447,9 @@ func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
 		k.w.warn(ctx, s.ID, fail.HintOf(err), "checkpoint %s was not restored: %v", r.Name, err)
 	}
 	return k.endRestore(ctx, s, func(f *Status) {
+		currentID := f.Restore.Current // perhaps another one than at the beginning
 		f.Restore = nil
-		current := f.checkpointByID(r.Current)
+		current := f.checkpointByID(currentID)
 		if err != nil {
 			f.RestoreError = k.viewError(err)
 			if current != nil { // the session continues where it was
@@ -461,7 +462,7 @@ func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
 			return
 		}
 		for i, c := range f.Checkpoints {
-			if c.Name == BeforeRestore && c.ID != r.Current && c.ID != f.Resumes {
+			if c.Name == BeforeRestore && c.ID != currentID && c.ID != f.Resumes {
 				f.Checkpoints[i].Remove = true
 			}
 		}
