@@ -50,26 +50,28 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	m, err := w.Driver.Inspect(ctx, s.VM())
-	if err != nil && !errors.Is(err, vm.ErrNotFound) {
-		return s, err
+	if resumes == "" && s.Status.Resumes != "" { // it was suspended, and has perhaps not resumed
+		m, err := w.Driver.Inspect(ctx, s.VM())
+		if err != nil && !errors.Is(err, vm.ErrNotFound) {
+			return s, err
+		}
+		if m.Resumes {
+			resumes = s.Status.Resumes
+		}
 	}
 	var statusErr error
 	s, err = w.move(ctx, s, Stopped, work, func(row *store.Session) {
 		row.SetError("", "", "")
-		if m.Resumes {
+		if resumes != "" {
 			row.TokenSHA256 = ""
 		}
 		statusErr = change(row, func(f *Status) {
 			f.Endpoint, f.Saved = vm.Endpoint{}, saved
-			switch {
-			case resumes != "":
-				f.Resumes = resumes
-			case !m.Resumes:
+			if resumes == "" {
 				f.hasResumed()
 				f.removeUnlisted(f.Suspend)
 			}
-			f.Suspend = ""
+			f.Resumes, f.Suspend = resumes, ""
 			f.failPending("the session was stopped")
 		})
 	})

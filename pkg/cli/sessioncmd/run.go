@@ -2,8 +2,8 @@ package sessioncmd
 
 import (
 	"context"
-	"fmt"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
