@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -106,7 +104,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
 	return err
 }
 
@@ -155,19 +153,6 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		if s.Status.WasReady {
-			if again {
-				err = b.w.checkpointer().bootFromDisk(ctx, s, err)
-			} else {
-				b.w.warn(ctx, s.ID, "", "%v; trying again", err)
-				err = b.w.Sessions.Gateway(*s).Stop(ctx)
-			}
-			if err != nil {
-				return nil, err
-			}
-			again = true
-			continue
-		}
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
@@ -199,9 +184,6 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		})
 		return err
 	})
-	if err == nil && s.Status.ClockStopped && ownTools(s) {
-		err = conn.Run(ctx, fmt.Sprintf("sudo date --set=@%d.%09d >/dev/null", time.Now().Unix(), time.Now().Nanosecond()), ssh.IO{})
-	}
 	return conn, err
 }
 
@@ -222,13 +204,7 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 		if err != nil {
 			return err
 		}
-		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
-			if s.Phase != Ready && f.Resumes != "" {
-				f.Resumed, f.ClockStopped = true, true
-			}
-			f.hasResumed()
-		})
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
 		return err
 	})
 }

@@ -50,7 +50,6 @@ type Driver struct {
 	template []byte
 	images   imageCache
 	accel    accelCache
-	reached  func(step string) // of a checkpoint; only in tests
 }
 
 var _ vm.Driver = (*Driver)(nil)
