@@ -80,7 +80,7 @@ browser: guest web ## the dashboard in Chromium, with fake VMs
 
 # Sequential, because two VMs at once are too much for two cores.
 vm: guest ## the driver's suite and the built image, on real VMs
-	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
+	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers|TestCheckpointInterrupted|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
 
 e2e: guest web
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet

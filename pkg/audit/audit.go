@@ -48,6 +48,10 @@ const (
 	DashboardOpened   Type = "dashboard_opened"
 	LeaseRenewed      Type = "lease_renewed"
 	LeaseEnded        Type = "lease_ended" // a limit of a session's lifetime was reached
+
+	CheckpointCreated  Type = "checkpoint_created"
+	CheckpointRemoved  Type = "checkpoint_removed"
+	CheckpointRestored Type = "checkpoint_restored"
 )
 
 // Types returns all types.
@@ -55,7 +59,7 @@ func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
-		DashboardOpened, LeaseRenewed, LeaseEnded,
+		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 	}
 }
 

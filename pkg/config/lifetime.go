@@ -1,17 +1,40 @@
 package config
 
-import "cmp"
+import (
+	"cmp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
 
 // Lifetime limits how long a session runs, and how long it stays after it was stopped. Zero
 // fields are inherited.
 type Lifetime struct {
-	Lease      TTL `yaml:"lease,omitempty" json:"lease,omitempty"`             // running time after which it is stopped, unless it is renewed
-	IdleTTL    TTL `yaml:"idle_ttl,omitempty" json:"idle_ttl,omitempty"`       // running time without use after which it is stopped
-	CleanupTTL TTL `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl,omitempty"` // time after a stop after which it is destroyed if nothing would be lost
+	Lease      TTL        `yaml:"lease,omitempty" json:"lease,omitempty"`             // running time after which it is stopped, unless it is renewed
+	IdleTTL    TTL        `yaml:"idle_ttl,omitempty" json:"idle_ttl,omitempty"`       // running time without use after which it is stopped
+	Idle       IdleAction `yaml:"idle,omitempty" json:"idle,omitempty"`               // what happens when idle_ttl is reached
+	CleanupTTL TTL        `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl,omitempty"` // time after a stop after which it is destroyed if nothing would be lost
 }
 
 func (l Lifetime) over(base Lifetime) Lifetime {
-	return Lifetime{cmp.Or(l.Lease, base.Lease), cmp.Or(l.IdleTTL, base.IdleTTL), cmp.Or(l.CleanupTTL, base.CleanupTTL)}
+	return Lifetime{cmp.Or(l.Lease, base.Lease), cmp.Or(l.IdleTTL, base.IdleTTL), cmp.Or(l.Idle, base.Idle), cmp.Or(l.CleanupTTL, base.CleanupTTL)}
+}
+
+// IdleAction is what happens to a session that is not used.
+type IdleAction string
+
+// The values of IdleAction.
+const (
+	IdleStop    IdleAction = "stop"
+	IdleSuspend IdleAction = "suspend" // to the disk, with its memory
+)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (a *IdleAction) UnmarshalText(text []byte) error {
+	switch *a = IdleAction(text); *a {
+	case IdleStop, IdleSuspend:
+		return nil
+	}
+	return fail.New(fail.Usage, "must be %s or %s, got %q", IdleStop, IdleSuspend, text)
 }
 
 // TTL is a duration, or Unlimited.

@@ -211,6 +211,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(set.Subtasks.Running, "subtasks", "running")
 	add(set.Lifetime.Lease, "lifetime", "lease")
 	add(set.Lifetime.IdleTTL, "lifetime", "idle_ttl")
+	add(set.Lifetime.Idle, "lifetime", "idle")
 	add(set.Lifetime.CleanupTTL, "lifetime", "cleanup_ttl")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")

@@ -63,6 +63,13 @@ type Options struct {
 	// HostNetworks reads the host's own addresses and its local networks, where the
 	// guest can reach nothing but host services; nil means hostnet.Read.
 	HostNetworks func() (*hostnet.Networks, error)
+	// Remember is a file with what programs in the guest have read of an earlier gateway of the
+	// VM: certificate authority and placeholders. They are used again, because a guest that
+	// resumes still uses them. "" means none.
+	Remember string
+	// Names have their addresses from the beginning: a guest that resumes may not look them up
+	// again. What connections to them may do is decided as always.
+	Names []string
 }
 
 // Gateway is the network of one virtual machine. Its methods may be called
@@ -96,11 +103,12 @@ type Gateway struct {
 	resolver resolver
 	proxy    hostProxy
 
-	interceptMu sync.Mutex // held while intercepted changes
-	intercepted atomic.Pointer[interception]
-	metering    atomic.Pointer[metering]
-	loginMu     sync.Mutex     // held while a login is read
-	roots       *x509.CertPool // of the servers of intercepted connections; nil for the host's own
+	interceptMu  sync.Mutex // held while intercepted changes
+	intercepted  atomic.Pointer[interception]
+	rememberFile string
+	metering     atomic.Pointer[metering]
+	loginMu      sync.Mutex     // held while a login is read
+	roots        *x509.CertPool // of the servers of intercepted connections; nil for the host's own
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -131,7 +139,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		reporter: reporter{log: o.Log}, proxy: o.Proxy, networks: hostNetworks{read: o.HostNetworks}, connect: connect, heap: heapLive,
-		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU,
+		subnet: subnet, host: offset(subnet, 2), guest: offset(subnet, 15), mac: mac, mtu: o.MTU, rememberFile: o.Remember,
 		names: newNameTable(time.Now),
 		open:  map[closer]struct{}{},
 	}
@@ -149,6 +157,9 @@ func New(o Options) (*Gateway, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.resolver = resolver{ctx: g.ctx, resolve: o.Resolve, asking: semaphore.NewWeighted(maxLookups)}
 	g.nic = newNIC(g)
+	for _, name := range o.Names {
+		g.names.addr(name)
+	}
 	g.dns = dnsServer{reporter: &g.reporter, policy: &g.policy, hosts: &g.hosts, names: g.names, unsent: &g.nic.drops[dropUnsent]}
 	if err := g.start(); err != nil {
 		return nil, errors.Join(err, g.Close())

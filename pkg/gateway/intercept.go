@@ -5,16 +5,20 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/login"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -130,7 +134,14 @@ func (g *Gateway) RestrictSecrets(bound []Secret) (Interception, error) {
 // intercept replaces the interception. The caller holds interceptMu.
 func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, error) {
 	was := g.intercepted.Load()
-	x, err := was.next(secrets, ruled)
+	known := was
+	if known == nil {
+		known = g.recall()
+	}
+	x, err := known.next(secrets, ruled)
+	if err == nil && (x == nil || known == nil || x.authority != known.authority || !maps.Equal(x.placeholders, known.placeholders)) {
+		err = g.remember(x)
+	}
 	if err != nil {
 		return Interception{}, err
 	}
@@ -141,6 +152,38 @@ func (g *Gateway) intercept(secrets []Secret, ruled []string) (Interception, err
 		}
 	})
 	return x.view(), nil
+}
+
+// remembered is the content of the file Options.Remember.
+type remembered struct {
+	Authority    *intercept.Authority `json:"authority"`
+	Placeholders map[string]string    `json:"placeholders"`
+}
+
+// recall returns an interception of nothing that knows what the guest may know, nil for nothing. A
+// damaged file is as good as none: the guest then gets another certificate, and new placeholders.
+func (g *Gateway) recall() *interception {
+	var r remembered
+	b, err := os.ReadFile(g.rememberFile)
+	if err != nil || json.Unmarshal(b, &r) != nil || r.Authority == nil {
+		return nil
+	}
+	return &interception{authority: r.Authority, placeholders: r.Placeholders}
+}
+
+// remember writes what the guest is about to know.
+func (g *Gateway) remember(x *interception) error {
+	if g.rememberFile == "" || x == nil {
+		return nil
+	}
+	b, err := json.Marshal(remembered{x.authority, x.placeholders})
+	if err == nil {
+		err = atomicfile.Write(g.rememberFile, b, 0o600)
+	}
+	if err != nil {
+		return fail.New(fail.Host, "record the gateway's certificate: %w", err)
+	}
+	return nil
 }
 
 // readRuledHosts makes the gateway read the requests to the hosts that the policy has request
@@ -179,6 +222,9 @@ func (x *interception) next(secrets []Secret, ruled []string) (*interception, er
 	now := &interception{
 		secrets: secrets, ruled: ruled,
 		bound: map[string][]intercept.Bound{}, placeholders: map[string]string{}, exchange: map[string]*intercept.Exchange{},
+	}
+	if x != nil { // also of secrets that are not bound at present: they may be again
+		now.placeholders = maps.Clone(x.placeholders)
 	}
 	for _, s := range secrets {
 		text := placeholder(s.Like)

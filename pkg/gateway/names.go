@@ -109,6 +109,19 @@ func (n *nameTable) touch(e *nameEntry) {
 	n.recent.MoveToFront(e.place)
 }
 
+// recentNames returns the names that were used within nameMemory, the least recently used first.
+func (n *nameTable) recentNames() (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	limit := n.now().Add(-nameMemory)
+	for place := n.recent.Back(); place != nil; place = place.Prev() {
+		if e, ok := place.Value.(*nameEntry); ok && (e.users > 0 || e.used.After(limit)) {
+			names = append(names, e.name)
+		}
+	}
+	return names
+}
+
 // name returns the name that an address stands for, or "".
 func (n *nameTable) name(addr netip.Addr) string {
 	n.mu.Lock()

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -28,6 +29,8 @@ const (
 	netConfigFile = "netsockets.json" // holds vm.NetSockets
 	policyFile    = "policy.json"     // the compiled policy
 	meteringFile  = "metering.json"   // holds Metering
+	rememberFile  = "remember.json"   // Options.Remember
+	namesFile     = "names.json"      // Options.Names, written at the end
 	lockFile      = "lock"            // held while the gateway runs; contains its pid
 	logFile       = "gateway.log"
 )
@@ -43,6 +46,7 @@ const (
 	memoryLimit = 64 << 20
 
 	maxMetering = 1 << 20 // bytes of its file
+	maxRecent   = 1000    // names in namesFile
 
 	control = "/agent-sessionizer/" // path of our own part of the socket that serves Lima's API
 )
@@ -107,13 +111,33 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 	if s.decisions, err = openDecisionLog(dir); err != nil {
 		return fail.New(fail.Host, "open the decision log: %w", err)
 	}
-	s.gateway, err = New(Options{Subnet: sockets.Subnet, MAC: sockets.MAC, MTU: sockets.MTU, Log: s.decisions.add})
+	s.gateway, err = New(Options{
+		Subnet: sockets.Subnet, MAC: sockets.MAC, MTU: sockets.MTU, Log: s.decisions.add,
+		Remember: filepath.Join(dir, rememberFile), Names: readNames(filepath.Join(dir, namesFile)),
+	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.decisions.close())
 	}
 	s.reload()
 	err = s.serve(ctx, sockets)
-	return errors.Join(err, s.gateway.Close(), s.decisions.close())
+	return errors.Join(err, writeNames(filepath.Join(dir, namesFile), s.gateway.names.recentNames()), s.gateway.Close(), s.decisions.close())
+}
+
+// readNames returns the names that an earlier gateway wrote, none if it wrote none.
+func readNames(path string) (names []string) {
+	b, err := os.ReadFile(path)
+	if err != nil || json.Unmarshal(b, &names) != nil {
+		return nil
+	}
+	return names[max(0, len(names)-maxRecent):]
+}
+
+func writeNames(path string, names []string) error {
+	b, err := json.Marshal(names[max(0, len(names)-maxRecent):])
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, b, 0o600)
 }
 
 // serve opens the sockets, the API's last. A client that reaches the API therefore

@@ -99,7 +99,7 @@ func sessionTools(s *mcp.Server, h ops.Host) {
 		if err != nil {
 			return nil, err
 		}
-		return ops.StopSession.On(ctx, h, at)
+		return ops.StopSession.On(ctx, h, ops.StopRequest{SessionPath: at})
 	})
 	addTool(s, destroys, "destroy_session", "Destroy a session", "Destroy a session and its VM. It is refused if work would be lost, unless force is set.", func(ctx context.Context, in destroyInput) (any, error) {
 		v, err := ops.FindSession.On(ctx, h, ops.FindRequest{Name: in.Session, Gone: true})

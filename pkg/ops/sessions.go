@@ -81,6 +81,20 @@ type (
 		SessionPath
 		Force bool `query:"force" doc:"Destroy it even if work would be lost."`
 	}
+	StopRequest struct {
+		SessionPath
+		Suspend bool `query:"suspend" doc:"Save the memory of a running session, so that its programs resume at the next start. Where that fails, the session is stopped."`
+	}
+	CheckpointRequest struct {
+		SessionPath
+		Body struct {
+			Name string `json:"name,omitempty" maxLength:"40" doc:"Default: the lowest free number." example:"before-refactoring"`
+		}
+	}
+	CheckpointPath struct {
+		SessionPath
+		Name string `path:"name" maxLength:"40" doc:"A checkpoint's name."`
+	}
 	PortsRequest struct {
 		SessionPath
 		Body struct {
@@ -208,10 +222,13 @@ var (
 		return e.setPhase(ctx, r.ID, session.Ready)
 	}}
 
-	StopSession = Operation[SessionPath, session.View]{Spec{
+	StopSession = Operation[StopRequest, session.View]{Spec{
 		ID: "stopSession", Method: http.MethodPost, Path: SessionsPath + "/{id}/stop", Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
 		Summary: "Shut down a session and keep its disk",
-	}, func(ctx context.Context, e *Engine, r *SessionPath) (session.View, error) {
+	}, func(ctx context.Context, e *Engine, r *StopRequest) (session.View, error) {
+		if r.Suspend {
+			return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) { return e.sessions().Suspend(ctx, s) })
+		}
 		return e.setPhase(ctx, r.ID, session.Stopped)
 	}}
 

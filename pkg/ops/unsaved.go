@@ -96,6 +96,8 @@ func (e *Engine) unsavedWork(ctx context.Context, s session.Session) Unsaved {
 	switch {
 	case work == nil && s.Phase == session.Stopping:
 		return Unsaved{"its unsaved work cannot be determined while it is stopping", "agent-sessionizer stop " + s.Name}
+	case work == nil && s.Status.Resumes != "":
+		return Unsaved{"it is suspended; its work can be checked once it is started", start}
 	case work == nil:
 		return Unsaved{"its unsaved work cannot be determined: it did not stop cleanly", start}
 	case work.Clean():

@@ -212,6 +212,18 @@ func checkSessions(as func(ops.Scope) host) {
 	renew.Body.For = "soon"
 	refused(h, fail.Usage, ops.RenewLease, renew)
 
+	keep := ops.CheckpointRequest{SessionPath: at}
+	kept := ops.CheckpointPath{SessionPath: at, Name: "one"}
+	refused(reader, fail.Policy, ops.CreateCheckpoint, keep)
+	refused(h, fail.Conflict, ops.CreateCheckpoint, keep) // it does not run
+	if l := mustAsk(reader, ops.ListCheckpoints, at); len(l.Checkpoints) != 0 {
+		t.Errorf("checkpoints = %+v, want none", l)
+	}
+	refused(reader, fail.Policy, ops.RestoreCheckpoint, kept)
+	refused(h, fail.Conflict, ops.RestoreCheckpoint, kept)
+	refused(h, fail.NotFound, ops.RemoveCheckpoint, kept)
+	refused(h, fail.Conflict, ops.StopSession, ops.StopRequest{SessionPath: at, Suspend: true})
+
 	// What a session may reach.
 	files := ops.NamesRequest{SessionPath: at}
 	files.Body.Names = []string{"files.example.org"}
@@ -299,7 +311,7 @@ func checkSessions(as func(ops.Scope) host) {
 	mustAsk(h, ops.UnpublishPort, ops.PortRequest{SessionPath: at, Port: 3000})
 
 	// Desired phases, and the events that report them.
-	mustAsk(h, ops.StopSession, at)
+	mustAsk(h, ops.StopSession, ops.StopRequest{SessionPath: at})
 	if v := mustAsk(h, ops.StartSession, at); v.Desired != session.Ready {
 		t.Errorf("desired phase after start = %s, want %s", v.Desired, session.Ready)
 	}

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -104,7 +106,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention = true, nil })
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
 	return err
 }
 
@@ -153,6 +155,19 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
+		if s.Status.WasReady {
+			if again {
+				err = b.w.checkpointer().bootFromDisk(ctx, s, err)
+			} else {
+				b.w.warn(ctx, s.ID, "", "%v; trying again", err)
+				err = b.w.Sessions.Gateway(*s).Stop(ctx)
+			}
+			if err != nil {
+				return nil, err
+			}
+			again = true
+			continue
+		}
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
 		if !again {
@@ -184,6 +199,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		})
 		return err
 	})
+	if err == nil && s.Status.ClockStopped && ownTools(s) {
+		err = conn.Run(ctx, fmt.Sprintf("sudo date --set=@%d.%09d >/dev/null", time.Now().Unix(), time.Now().Nanosecond()), ssh.IO{})
+	}
 	return conn, err
 }
 
@@ -204,7 +222,13 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 		if err != nil {
 			return err
 		}
-		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name })
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
+			if s.Phase != Ready && f.Resumes != "" {
+				f.Resumed, f.ClockStopped = true, true
+			}
+			f.hasResumed()
+		})
 		return err
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -213,6 +214,9 @@ func (l *lifetimeWatch) look(ctx context.Context, c *config.Config, passed time.
 			f.Lifetime = life
 			if ended {
 				f.RequestedBy = RequestedBy{Actor: "lifetime"}
+				if life.Ended == LimitIdle && l.set.Idle == config.IdleSuspend {
+					f.Suspend = ids.Hex(6)
+				}
 			}
 		})
 	})
@@ -477,6 +481,10 @@ func (m *Manager) whyKept(ctx context.Context, s Session, tasks func() (string, 
 	}
 	work := s.Status.Work
 	switch {
+	case s.Status.Resumes != "":
+		return "it is suspended", nil
+	case len(s.Checkpoints()) > 0:
+		return "it has checkpoints", nil
 	case work == nil:
 		return "its unsaved work is unknown, because it did not stop cleanly", nil
 	case !work.Clean():

@@ -177,6 +177,26 @@ func (m *Manager) Size(asked config.Resources) (config.Resources, error) {
 
 // SetDesired records the session's desired phase and starts a keeper for it.
 func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Session, error) {
+	return m.setDesired(ctx, s, desired, nil)
+}
+
+// Suspend stops a running session and keeps its memory where that is possible: its programs
+// continue when it starts again.
+func (m *Manager) Suspend(ctx context.Context, s Session) (Session, error) {
+	if s.Phase != Ready {
+		return s, fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, s.Phase).WithHint("agent-sessionizer list")
+	}
+	return m.setDesired(ctx, s, Stopped, func(phase Phase, f *Status) error {
+		if phase == Ready { // otherwise the session is being stopped already
+			f.Suspend = ids.Hex(6)
+		}
+		return nil
+	})
+}
+
+// setDesired does the work of SetDesired. Unless it is nil, also changes the status in the same
+// transaction, or refuses that.
+func (m *Manager) setDesired(ctx context.Context, s Session, desired Phase, also func(Phase, *Status) error) (Session, error) {
 	var host Host
 	if desired == Ready && (s.Phase == Stopped || s.Phase == Broken) {
 		var err error
@@ -214,16 +234,24 @@ func (m *Manager) SetDesired(ctx context.Context, s Session, desired Phase) (Ses
 			to = Stopping
 			row.SetError("", "", "")
 		}
-		if row.Desired == string(desired) && to == from {
+		if row.Desired == string(desired) && to == from && also == nil {
 			return store.Event{}, nil
 		}
 		row.Phase, row.Desired = string(to), string(desired)
-		return phaseEvent(from, to, desired), change(row, func(f *Status) {
+		var refused error
+		err := change(row, func(f *Status) {
 			f.RequestedBy = m.requestedBy(ctx)
+			if from == Ready {
+				f.Suspend = ""
+			}
+			if also != nil {
+				refused = also(from, f)
+			}
 			if desired == Ready && f.Lifetime.Ended != "" {
 				f.Lifetime = Lifetime{} // the stop has not begun yet
 			}
 		})
+		return phaseEvent(from, to, desired), errors.Join(err, refused)
 	})
 	if err != nil {
 		return s, err

@@ -163,23 +163,31 @@ type Status struct {
 	Warm      string                `json:"warm,omitempty"` // directory of the snapshot that the VM resumes
 	// Provisioned is the key of the provision scripts that have run in the guest or
 	// its image. Program is the key of the guest program installed there.
-	Provisioned  string          `json:"provisioned,omitempty"`
-	Program      string          `json:"program,omitempty"`
-	Target       repo.Target     `json:"target,omitzero"`         // where fetched work is kept on this host
-	GuestFetched int64           `json:"guest_fetched,omitempty"` // bytes that the guest made the host fetch
-	Work         *repo.WorkState `json:"work,omitempty"`          // what was in the guest at the last clean stop
-	Saved        *Saved          `json:"saved,omitempty"`         // the commits that were fetched before that stop
-	Tmux         string          `json:"tmux,omitempty"`          // socket of the local tmux server that shows the session
-	Ports        []PublishedPort `json:"ports,omitempty"`         // requested with `ports`
-	Attached     time.Time       `json:"attached,omitzero"`       // when a user last attached; later denials are shown at the next attach
-	Attention    *Attention      `json:"attention,omitempty"`
-	Held         *Attention      `json:"held,omitempty"`       // what the gateway waits for the user to decide
-	Logins       []string        `json:"logins,omitempty"`     // of the host that the session uses
-	SavedHome    bool            `json:"saved_home,omitempty"` // the repository's saved home was restored, so it may be saved again
-	Lifetime     Lifetime        `json:"lifetime,omitzero"`
-	Used         time.Time       `json:"used,omitzero"`         // when a user last asked for it without attaching
-	RequestedBy  RequestedBy     `json:"requested_by,omitzero"` // who asked for the desired phase
-	Events       store.Budget    `json:"events,omitzero"`       // the events that the guest caused
+	Provisioned  string             `json:"provisioned,omitempty"`
+	Program      string             `json:"program,omitempty"`
+	Target       repo.Target        `json:"target,omitzero"`         // where fetched work is kept on this host
+	GuestFetched int64              `json:"guest_fetched,omitempty"` // bytes that the guest made the host fetch
+	Work         *repo.WorkState    `json:"work,omitempty"`          // what was in the guest at the last clean stop
+	Saved        *Saved             `json:"saved,omitempty"`         // the commits that were fetched before that stop
+	Tmux         string             `json:"tmux,omitempty"`          // socket of the local tmux server that shows the session
+	Ports        []PublishedPort    `json:"ports,omitempty"`         // requested with `ports`
+	Attached     time.Time          `json:"attached,omitzero"`       // when a user last attached; later denials are shown at the next attach
+	Attention    *Attention         `json:"attention,omitempty"`
+	Held         *Attention         `json:"held,omitempty"`       // what the gateway waits for the user to decide
+	Logins       []string           `json:"logins,omitempty"`     // of the host that the session uses
+	SavedHome    bool               `json:"saved_home,omitempty"` // the repository's saved home was restored, so it may be saved again
+	Lifetime     Lifetime           `json:"lifetime,omitzero"`
+	Checkpoints  []storedCheckpoint `json:"checkpoints,omitempty"`
+	Restore      *restoreRequest    `json:"restore,omitempty"`
+	// Why the last restore failed, nil if it did not.
+	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
+	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
+	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
+	Resumed      bool                 `json:"resumed,omitempty"`       // the last start resumed memory
+	ClockStopped bool                 `json:"clock_stopped,omitempty"` // the VM has resumed, and its clock is not set yet
+	Used         time.Time            `json:"used,omitzero"`           // when a user last asked for it without attaching
+	RequestedBy  RequestedBy          `json:"requested_by,omitzero"`   // who asked for the desired phase
+	Events       store.Budget         `json:"events,omitzero"`         // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.
@@ -293,13 +301,17 @@ type View struct {
 	From            golden.From          `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
 	Enforced        bool                 `json:"enforced"`
 	Ports           []PublishedPort      `json:"ports,omitempty"`
-	Attention       *Attention           `json:"attention,omitempty"`    // while the VM runs
-	Logins          []string             `json:"logins,omitempty"`       // subscription logins of the host that the session uses
-	Usage           *lifecycle.Usage     `json:"usage,omitempty"`        // of models
-	LeaseLeft       int64                `json:"lease_left_s,omitempty"` // seconds, to within a minute; only while it runs
-	Ending          []Limit              `json:"ending,omitempty"`       // limits of its lifetime that are almost reached
-	Ended           Limit                `json:"ended,omitempty"`        // the limit that stopped it
-	Kept            string               `json:"kept,omitempty"`         // why it was not destroyed although its time is over
+	Attention       *Attention           `json:"attention,omitempty"`     // while the VM runs
+	Logins          []string             `json:"logins,omitempty"`        // subscription logins of the host that the session uses
+	Usage           *lifecycle.Usage     `json:"usage,omitempty"`         // of models
+	LeaseLeft       int64                `json:"lease_left_s,omitempty"`  // seconds, to within a minute; only while it runs
+	Ending          []Limit              `json:"ending,omitempty"`        // limits of its lifetime that are almost reached
+	Ended           Limit                `json:"ended,omitempty"`         // the limit that stopped it
+	Kept            string               `json:"kept,omitempty"`          // why it was not destroyed although its time is over
+	Suspended       bool                 `json:"suspended,omitempty"`     // its programs continue when it starts
+	Restoring       string               `json:"restoring,omitempty"`     // the checkpoint that is being restored
+	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"` // why the last restore failed
+	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
 }
 
 // View returns s as --json shows it.
@@ -313,13 +325,16 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
-	v.Logins = s.Status.Logins
+	v.Logins, v.RestoreError, v.Resumed = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed
+	if s.Status.Restore != nil {
+		v.Restoring = s.Status.Restore.Name
+	}
 	v.Usage = lifecycle.UsageOf(s.Session.Used)
 	switch life := s.Status.Lifetime; s.Phase {
 	case Ready:
 		v.LeaseLeft, v.Ending = max(int64(life.Lease/time.Second), 0), life.Warned
 	case Stopping, Stopped:
-		v.Ended, v.Kept = life.Ended, life.Kept
+		v.Ended, v.Kept, v.Suspended = life.Ended, life.Kept, s.Phase == Stopped && s.Status.Resumes != ""
 	}
 	if s.Status.Base != nil {
 		v.Branch = s.Status.Base.Branch

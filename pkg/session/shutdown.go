@@ -29,9 +29,18 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	}
 	var work *repo.WorkState
 	var saved *Saved
+	if err := w.checkpointer().settle(ctx, s); err != nil {
+		w.Log.WarnContext(ctx, "failed to complete an interrupted checkpoint", "error", err)
+	}
+	resumes := ""
+	if s.Status.Suspend != "" {
+		s, resumes = w.checkpointer().suspend(ctx, s)
+	}
 	err := w.step(ctx, s.ID, "stop the VM", func(ctx context.Context, p vm.Progress) error {
 		var poweroff func(context.Context) error
-		work, saved, poweroff = w.prepareShutdown(ctx, s)
+		if resumes == "" {
+			work, saved, poweroff = w.prepareShutdown(ctx, s)
+		}
 		err := w.Driver.Stop(ctx, s.VM(), poweroff, stopGrace)
 		if errors.Is(err, vm.ErrNotFound) && !s.Status.WasReady {
 			err = nil // cancelled before the VM existed
@@ -41,11 +50,32 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	if err != nil {
 		return w.markBroken(ctx, s, err)
 	}
-	s, err = w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Endpoint, f.Saved = vm.Endpoint{}, saved })
-	if err != nil {
-		return s, err
+	if resumes == "" && s.Status.Resumes != "" { // it was suspended, and has perhaps not resumed
+		m, err := w.Driver.Inspect(ctx, s.VM())
+		if err != nil && !errors.Is(err, vm.ErrNotFound) {
+			return s, err
+		}
+		if m.Resumes {
+			resumes = s.Status.Resumes
+		}
 	}
-	return w.move(ctx, s, Stopped, work, func(row *store.Session) { row.SetError("", "", "") })
+	var statusErr error
+	s, err = w.move(ctx, s, Stopped, work, func(row *store.Session) {
+		row.SetError("", "", "")
+		if resumes != "" {
+			row.TokenSHA256 = ""
+		}
+		statusErr = change(row, func(f *Status) {
+			f.Endpoint, f.Saved = vm.Endpoint{}, saved
+			if resumes == "" {
+				f.hasResumed()
+				f.removeUnlisted(f.Suspend)
+			}
+			f.Resumes, f.Suspend = resumes, ""
+			f.failPending("the session was stopped")
+		})
+	})
+	return s, errors.Join(err, statusErr)
 }
 
 // prepareShutdown prepares the guest for its shutdown, within the time that a working guest

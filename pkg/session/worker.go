@@ -161,10 +161,14 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 		hint = "agent-sessionizer open " + s.Name
 	}
 	msg := w.text(cause.Error())
+	var statusErr error
 	row, err := w.Sessions.Store.Advance(ctx, s.ID, string(s.Phase), string(Broken),
 		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Broken, Desired: s.Desired, Code: code, Reason: msg, Hint: hint}),
-		func(row *store.Session) { row.SetError(code, msg, hint) })
-	if err != nil {
+		func(row *store.Session) {
+			row.SetError(code, msg, hint)
+			statusErr = change(row, func(f *Status) { f.failPending("the session is broken") })
+		})
+	if err = errors.Join(err, statusErr); err != nil {
 		return s, errors.Join(cause, err)
 	}
 	w.Log.WarnContext(ctx, "session state transition", "from", s.Phase, "to", Broken, "desired", s.Desired, "code", code, "error", msg)
@@ -181,10 +185,17 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	switch {
 	case s.Desired == Gone:
 		return w.destroy(keep, s)
+	case s.Status.Restore != nil && (s.Desired == Ready || s.Status.Restore.Begun) && (s.Phase == Ready || s.Phase == Stopped):
+		return w.checkpointer().restore(keep, s)
 	case s.Desired == Stopped && s.Phase != Stopped:
 		return w.stop(keep, s)
 	case s.Desired == Ready && s.Phase == Stopped:
-		return w.advance(keep, s, Starting, func(row *store.Session) { row.SetError("", "", "") })
+		var statusErr error
+		s, err := w.advance(keep, s, Starting, func(row *store.Session) {
+			row.SetError("", "", "")
+			statusErr = change(row, func(f *Status) { f.Resumed = false })
+		})
+		return s, errors.Join(err, statusErr)
 	case s.Desired == Ready && (s.Phase == Creating || s.Phase == Starting):
 		err := booter{w}.start(ctx, &s)
 		switch {
@@ -215,6 +226,9 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 // watch waits until the VM has ended or ctx is cancelled. Meanwhile it keeps
 // the guest's policy up to date with the settings.
 func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
+	if err := w.checkpointer().settle(ctx, s); err != nil && ctx.Err() == nil {
+		w.Log.WarnContext(ctx, "failed to complete an interrupted checkpoint", "error", err)
+	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	settings := w.Sessions.Config
@@ -271,6 +285,13 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		}
 		if err := w.publish(ctx, &ports, s.ID); err != nil && ctx.Err() == nil {
 			w.Log.WarnContext(ctx, "failed to publish ports", "error", err)
+		}
+		restore, err := w.checkpointer().process(ctx, s.ID)
+		if err != nil && ctx.Err() == nil {
+			w.Log.WarnContext(ctx, "failed to create or remove checkpoints", "error", err)
+		}
+		if restore {
+			return w.Sessions.Get(ctx, s.ID)
 		}
 		select {
 		case <-tick.C:
@@ -337,7 +358,10 @@ func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error)
 				row.Desired = string(Stopped)
 			}
 			row.SetError(fail.Failure.String(), msg, hint)
-			statusErr = change(row, func(f *Status) { f.Endpoint, f.Work = vm.Endpoint{}, nil })
+			statusErr = change(row, func(f *Status) {
+				f.Endpoint, f.Work = vm.Endpoint{}, nil
+				f.failPending("the VM stopped unexpectedly")
+			})
 		})
 	err = errors.Join(err, statusErr)
 	if err != nil {

@@ -89,6 +89,7 @@ type Machine struct {
 	DiskUsed int64  // bytes on the host
 	Dir      string // the driver's directory for this VM
 	Root     string // prefix of every path in the guest; "" for a real VM
+	Resumes  bool   // its next start continues in memory that was kept
 }
 
 // Endpoint is where and how the guest's sshd is reached.
@@ -172,6 +173,44 @@ type Saver interface {
 	Save(ctx context.Context, name, dir string, p Progress) error
 }
 
+// Checkpointer is a Driver that keeps states of its VMs. A checkpoint has an id that the caller
+// chose, matching [0-9a-z-]+, and belongs to one VM. All methods may be repeated after the process
+// died inside them.
+type Checkpointer interface {
+	// Checkpoint keeps the state of a VM: its disk, and the memory of one that runs where the VM
+	// manager supports that. A VM that runs goes on; it pauses only for the last part. A checkpoint
+	// that exists already stays as it is. If a process died inside Checkpoint or Suspend, the VM may
+	// be paused until Settle is called.
+	Checkpoint(ctx context.Context, name, id string, p Progress) (Checkpoint, error)
+
+	// Suspend makes a checkpoint of a running VM and ends the VM, which does nothing after that
+	// moment. Its next Start resumes it there. If the VM has ended, Suspend needs the checkpoint of
+	// an earlier call. It returns ErrNoMemory, wrapped, where the VM manager keeps no memory. After
+	// an error, the VM runs as before.
+	Suspend(ctx context.Context, name, id string, p Progress) (Checkpoint, error)
+
+	// Settle completes or undoes what a process that died inside Checkpoint or Suspend left of a
+	// running VM, and lets the VM go on. Call it before anything else is done with the VM.
+	Settle(ctx context.Context, name string) error
+
+	// Restore gives a stopped VM the state of one of its checkpoints, in the place of its own,
+	// which is lost. Its next Start resumes the memory if memory is set, and boots from the disk
+	// otherwise. It returns ErrNotWoken, wrapped, for memory that this host cannot resume. Without
+	// an id, the VM gets the disk of the checkpoint that it was about to resume.
+	Restore(ctx context.Context, name, id string, memory bool) error
+
+	// RemoveCheckpoint removes a checkpoint. A missing one is a success. The VM keeps running or
+	// stays startable.
+	RemoveCheckpoint(ctx context.Context, name, id string) error
+}
+
+// Checkpoint describes a kept state of a VM.
+type Checkpoint struct {
+	Memory bool          `json:"memory,omitempty"` // whether it has the memory, or the disk alone
+	Size   int64         `json:"size"`             // bytes on the host
+	Pause  time.Duration `json:"pause,omitempty"`  // how long the VM did not run
+}
+
 // These are the files of a saved VM.
 const (
 	StateFile = "state"
@@ -185,7 +224,10 @@ const (
 // network may have ended with it, so the driver cannot do this.
 var ErrPanicked = errors.New("the guest's kernel panicked")
 
-// ErrNotWoken is returned, wrapped, by the first Start of a fork when the snapshot
-// could not be resumed. The caller should delete the VM and create it without the
-// state.
+// ErrNoMemory is returned, wrapped, by Suspend if the VM manager cannot keep the memory of VMs.
+var ErrNoMemory = errors.New("the memory of this VM cannot be kept")
+
+// ErrNotWoken is returned, wrapped, by the first Start of a fork or of a restored VM when its
+// memory could not be resumed. The caller should delete the fork and create it without the state,
+// or restore the VM without its memory.
 var ErrNotWoken = errors.New("the saved VM could not be resumed")

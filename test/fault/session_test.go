@@ -77,12 +77,24 @@ func (w *world) expire(kill ...string) error {
 // TestSessionsExpireUnderFaults kills the keeper and the sweep before and after each of their
 // writes to the store, while a session is stopped for being idle and then destroyed.
 func TestSessionsExpireUnderFaults(t *testing.T) {
+	killSessions(t, "a session that expires", map[string]int{"keeper": 60, "sweep": 6}, (*world).expire)
+}
+
+// TestCheckpointsUnderFaults kills the keeper before and after each of its writes to the store, while
+// it makes a checkpoint, restores it, suspends the session and resumes it.
+func TestCheckpointsUnderFaults(t *testing.T) {
+	killSessions(t, "a session that is restored and suspended", map[string]int{"keeper": 80}, (*world).restore)
+}
+
+// killSessions calls live once for each write to the store, with an environment in which a process
+// is killed at that write.
+func killSessions(t *testing.T, what string, most map[string]int, live func(w *world, kill ...string) error) {
 	type place struct {
 		process, mark string
 		n             int
 	}
 	var places []place
-	for process, most := range map[string]int{"keeper": 60, "sweep": 6} {
+	for process, most := range most {
 		for _, mark := range commits {
 			for n := 1; n <= most; n += every(1) {
 				places = append(places, place{process, mark, n})
@@ -95,8 +107,8 @@ func TestSessionsExpireUnderFaults(t *testing.T) {
 		w := newWorld(t)
 		defer w.remove()
 		stop := w.breakAt(p.process, p.mark, p.n, nil)
-		err := w.expire(stop.env)
-		what := fmt.Sprintf("a session that expires, killed %s, %s %d", p.process, p.mark, p.n)
+		err := live(w, stop.env)
+		what := fmt.Sprintf("%s, killed %s, %s %d", what, p.process, p.mark, p.n)
 		if stop.came() {
 			injected.Add(1)
 			calmMu.Lock()
@@ -112,9 +124,78 @@ func TestSessionsExpireUnderFaults(t *testing.T) {
 			t.Errorf("%s: leftovers = %v, want none", what, left)
 		}
 	})
-	for _, process := range []string{"keeper", "sweep"} {
+	for process := range most {
 		if came[process] == 0 {
 			t.Errorf("faults in the %s = none, want some", process)
 		}
 	}
+}
+
+// restore makes a checkpoint of a session, changes it, restores the checkpoint, undoes that, and
+// suspends and resumes it. Each command is repeated, as a user would, until it succeeds. kill is in
+// the environment of the command that starts the first keeper.
+func (w *world) restore(kill ...string) error {
+	deadline := time.Now().Add(patience)
+	env := kill
+	until := func(what string, args ...string) error {
+		for {
+			out, err := w.run(env, args...)
+			env = nil
+			if err == nil {
+				return nil
+			}
+			if time.Now().After(deadline) {
+				logs, _ := w.run(nil, "agent-sessionizer", "logs", "repo")
+				return fmt.Errorf("%s: %w: %s\n%s", what, err, out, logs)
+			}
+			// A keeper that was killed is replaced by the next command.
+			if _, err := w.run(nil, "agent-sessionizer", "open", "-d", "--cpus", "1", "--memory", "512M", "--disk", "4G", "./repo"); err != nil {
+				time.Sleep(200 * time.Millisecond)
+			}
+		}
+	}
+	write := func(text string) error {
+		return until("write", "agent-sessionizer", "exec", "repo", "--", "sh", "-c", "echo "+text+" >file")
+	}
+	is := func(text string) error {
+		if err := until("read", "agent-sessionizer", "exec", "repo", "--", "true"); err != nil {
+			return err
+		}
+		out, err := w.run(nil, "agent-sessionizer", "exec", "repo", "--", "cat", "file")
+		if err == nil && strings.TrimSpace(out) != text {
+			err = fmt.Errorf("file in the guest = %q, want %q", out, text)
+		}
+		return err
+	}
+	// made waits for a checkpoint: a command that was interrupted may have requested it.
+	made := func() error {
+		return until("checkpoint", "sh", "-c", `agent-sessionizer checkpoints repo --json | grep -q '"state": "complete"' || agent-sessionizer checkpoint repo one`)
+	}
+	restored := func(name, text string) error {
+		// A command that was interrupted may have been obeyed, so look at the result.
+		return until("restore "+name, "sh", "-c", `test "$(agent-sessionizer exec repo -- cat file)" = `+text+` || agent-sessionizer restore repo `+name)
+	}
+	for _, step := range []func() error{
+		func() error {
+			return until("open", "agent-sessionizer", "open", "-d", "--cpus", "1", "--memory", "512M", "--disk", "4G", "./repo")
+		},
+		func() error { return write("one") },
+		made,
+		func() error { return write("two") },
+		func() error { return restored("one", "one") },
+		func() error { return is("one") },
+		func() error { return restored("before-restore", "two") },
+		func() error { return is("two") },
+		func() error {
+			return until("suspend", "sh", "-c", `agent-sessionizer stop --suspend repo`)
+		},
+		func() error { return until("resume", "agent-sessionizer", "start", "repo") },
+		func() error { return is("two") },
+		func() error { return until("destroy", "agent-sessionizer", "destroy", "--force", "repo") },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }

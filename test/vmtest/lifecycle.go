@@ -86,6 +86,7 @@ func (h Harness) life(t *testing.T) {
 	if got := output(t, c, "cat ~/vmtest"); got != "kept" {
 		t.Errorf("file after a restart = %q, want \"kept\"", got)
 	}
+	c = h.checkpoints(t, d, ep, c)
 	h.Crash(t, d, alive)
 	select {
 	case <-c.Done():
@@ -104,8 +105,8 @@ func (h Harness) life(t *testing.T) {
 		t.Errorf("file after a crash = %q, want \"kept\"", got)
 	}
 	if h.Real {
-		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "3" {
-			t.Errorf("runs of Spec.Boot in 3 boots = %s, want 3", got)
+		if got := output(t, c, "wc -l </var/lib/vmtest-boots"); got != "4" {
+			t.Errorf("runs of Spec.Boot in 4 boots = %s, want 4", got)
 		}
 	}
 	begin = time.Now()

@@ -165,6 +165,7 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"money":        these("1 USD", "5 USD", "20 USD", "none\tno limit"),
 		"tokens":       these("500k", "2M", "10M", "none\tno limit"),
 		"task":         cobra.NoFileCompletions,
+		"remove":       one(Checkpoints(a)),
 	}
 }
 
@@ -230,6 +231,22 @@ func completionValues(all []session.Session, phases ...session.Phase) (offer []s
 		offer = append(offer, s.Name+"\t"+string(s.Phase)+" "+s.DisplayName())
 	}
 	return offer
+}
+
+// Checkpoints offers the complete checkpoints of the session that the first argument names.
+func Checkpoints(a *app.App) Lister {
+	return func(cmd *cobra.Command, args []string) (offer []string) {
+		_, s, ok := First(a, cmd, args)
+		if !ok {
+			return nil
+		}
+		for _, c := range s.Checkpoints() {
+			if c.State == session.CheckpointComplete {
+				offer = append(offer, c.Name)
+			}
+		}
+		return offer
+	}
 }
 
 // openSessions offers the sessions that do not belong to a task.

@@ -45,24 +45,30 @@ func NewStartCmd(a *app.App) *cobra.Command {
 }
 
 // StopOptions are the flags of stop.
-type StopOptions struct{}
+type StopOptions struct{ suspend bool }
 
 func NewStopCmd(a *app.App) *cobra.Command {
 	var o StopOptions
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "stop SESSION…", Short: "Shut down sessions and keep their disks",
 		Long: `Shut down sessions and keep their disks. This frees their memory. "start" or "open"
-continues with what is on the disk.`,
+continues with what is on the disk.
+
+With --suspend, the memory of a running session is saved, too, and all programs resume
+at the next start. Where that fails, the session is stopped, with a warning.`,
 		Example: `  agent-sessionizer stop repo
-  agent-sessionizer stop owner/repo owner/other`,
+  agent-sessionizer stop owner/repo owner/other
+  agent-sessionizer stop --suspend repo`,
 		Args:              app.Usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: complete.Many(complete.Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return RunStop(cmd.Context(), a, o, args) },
 	}
+	cmd.Flags().BoolVar(&o.suspend, "suspend", false, "save the memory, too, so that programs resume at the next start (QEMU only)")
+	return cmd
 }
 
 // RunStop stops the sessions of those names.
-func RunStop(ctx context.Context, a *app.App, _ StopOptions, names []string) error {
+func RunStop(ctx context.Context, a *app.App, o StopOptions, names []string) error {
 	h, err := a.Host(ctx)
 	if err != nil {
 		return err
@@ -72,11 +78,15 @@ func RunStop(ctx context.Context, a *app.App, _ StopOptions, names []string) err
 		if err != nil {
 			return err
 		}
-		if s, err = ops.StopSession.On(ctx, h, ops.SessionPath{ID: s.ID}); err != nil {
+		if s, err = ops.StopSession.On(ctx, h, ops.StopRequest{SessionPath: ops.SessionPath{ID: s.ID}, Suspend: o.suspend}); err != nil {
 			return err
 		}
-		if _, err = app.Follow(ctx, a, h, s, session.Stopped); err != nil {
+		if s, err = app.Follow(ctx, a, h, s, session.Stopped); err != nil {
 			return err
+		}
+		if s.Suspended {
+			a.Con.Say("%s", s.Name+" is suspended")
+			continue
 		}
 		a.Con.Say("%s", s.Name+" is stopped")
 	}

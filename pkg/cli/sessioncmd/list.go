@@ -62,6 +62,9 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 			note = "→ " + string(s.Desired)
 		}
 		note = strings.TrimSpace(s.LifetimeNote() + "  " + note)
+		if s.Suspended {
+			note = strings.TrimSpace("suspended  " + note)
+		}
 		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}

@@ -186,7 +186,7 @@ func openPicked(ctx context.Context, a *app.App, targets []picker.Target) (say s
 
 func stopPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
 	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
-		_, err := ops.StopSession.On(ctx, h, ops.SessionPath{ID: s.ID})
+		_, err := ops.StopSession.On(ctx, h, ops.StopRequest{SessionPath: ops.SessionPath{ID: s.ID}})
 		return err
 	})
 }

@@ -3,6 +3,7 @@ package sessioncmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -111,7 +112,7 @@ automatically. With a command, it does the same as "exec".`,
 // was lost, even if the VM was stopped and started in the meantime.
 func Terminal(ctx context.Context, a *app.App, h ops.Host, s session.View, command string) error {
 	code, err := attach.Run(ctx, attach.Options{
-		Dial:    func(ctx context.Context) (*ssh.Client, error) { return h.Dial(ctx, s.ID, false) }, // a terminal must outlive the keeper
+		Dial:    func(ctx context.Context) (*ssh.Client, error) { return dialStarting(ctx, h, s.ID) },
 		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.ShortName(),
 		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.ShortName(), s.ID)),
 	})
@@ -259,4 +260,18 @@ func guestPath(arg string) (name, path string, ok bool) {
 		return "", "", false
 	}
 	return name, path, true
+}
+
+// dialStarting connects to a session's guest for a terminal, which must outlive the keeper. A session
+// that has no VM but is about to get it, such as one that is being restored, is unreachable.
+func dialStarting(ctx context.Context, h ops.Host, id string) (*ssh.Client, error) {
+	c, err := h.Dial(ctx, id, false)
+	if fail.CodeOf(err) != fail.Conflict {
+		return c, err
+	}
+	now, getErr := ops.GetSession.On(ctx, h, ops.SessionPath{ID: id})
+	if getErr == nil && now.Desired == session.Ready && now.State != session.Broken {
+		return nil, fmt.Errorf("%w: %w", ssh.ErrUnreachable, err)
+	}
+	return nil, err
 }

@@ -1,7 +1,8 @@
 // Package intercept has what the gateway needs to read a guest's requests to hosts for which
 // a secret is bound: a certificate authority, and the exchange of placeholders for secrets.
 //
-// It never dials, and it never stores a key or a value anywhere but in memory.
+// It never dials, and it stores nothing. Values of secrets stay in memory; an authority can be
+// marshalled with its key.
 package intercept
 
 import (
@@ -11,7 +12,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -31,7 +34,7 @@ const (
 )
 
 // Authority is the certificate authority of one session. Its certificate is limited to the
-// session's hosts (RFC 5280, 4.2.1.10), and its key exists only in this process's memory.
+// session's hosts (RFC 5280, 4.2.1.10).
 type Authority struct {
 	hosts []string
 	cert  *x509.Certificate
@@ -76,6 +79,43 @@ func NewAuthority(hosts []string) (*Authority, error) {
 		return nil, fmt.Errorf("make certificate authority: %w", err)
 	}
 	return &Authority{hosts: slices.Clone(hosts), cert: cert, key: key, leaves: map[string]*tls.Certificate{}}, nil
+}
+
+// savedAuthority is an authority as JSON, with DER in base64.
+type savedAuthority struct {
+	Hosts       []string `json:"hosts"`
+	Certificate []byte   `json:"certificate"`
+	Key         []byte   `json:"key"` // SEC 1
+}
+
+// MarshalJSON returns the authority with its private key.
+func (a *Authority) MarshalJSON() ([]byte, error) {
+	key, err := x509.MarshalECPrivateKey(a.key)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(savedAuthority{a.hosts, a.cert.Raw, key})
+}
+
+// UnmarshalJSON reads what MarshalJSON returned.
+func (a *Authority) UnmarshalJSON(b []byte) error {
+	var saved savedAuthority
+	if err := json.Unmarshal(b, &saved); err != nil {
+		return err
+	}
+	cert, err := x509.ParseCertificate(saved.Certificate)
+	if err != nil {
+		return err
+	}
+	key, err := x509.ParseECPrivateKey(saved.Key)
+	if err != nil {
+		return err
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return errors.New("the key is not the certificate's")
+	}
+	*a = Authority{hosts: saved.Hosts, cert: cert, key: key, leaves: map[string]*tls.Certificate{}} //nolint:govet // a is not in use yet
+	return nil
 }
 
 // PEM returns the authority's certificate, which the guest must trust.

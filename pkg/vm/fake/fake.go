@@ -28,7 +28,7 @@
 //	 "kill_self_at": "start:before"}
 //
 // The operations are create, start, stop, delete, inspect, list, check, export, save,
-// wake (the first start of a fork) and connect (a connection to sshd, which is
+// checkpoint, suspend, restore, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
 // accepted, and then stalls or is closed). Each has error, code, hint, stall, match
 // (part of the VM's name), after (skip the first N times since the file changed) and
 // count (only N times). Two more are possible: ready, with never and panic; and exec,
@@ -271,6 +271,8 @@ func (d *Driver) inspect(name string) (vm.Machine, error) {
 		return out, nil
 	}
 	out.Arch, out.CPUs, out.Memory, out.Disk = s.Image.Arch, s.CPUs, s.Memory, s.Disk
+	_, forkErr := os.Lstat(m.file(forkFile))
+	out.Resumes = forkErr == nil
 	out.DiskUsed = used(m.root(), time.Now().Add(time.Second/2))
 	if m.running() {
 		out.State = vm.Running

@@ -48,6 +48,9 @@ type script struct {
 	Export     fault  `json:"export"`
 	Save       fault  `json:"save"`
 	Wake       fault  `json:"wake"`
+	Checkpoint fault  `json:"checkpoint"`
+	Suspend    fault  `json:"suspend"`
+	Restore    fault  `json:"restore"`
 	KillSelfAt string `json:"kill_self_at"`
 }
 
@@ -55,7 +58,7 @@ func (s script) op(name string) fault {
 	return map[string]fault{
 		"create": s.Create, "start": s.Start, "stop": s.Stop, "delete": s.Delete, "inspect": s.Inspect,
 		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec, "connect": s.Connect,
-		"export": s.Export, "save": s.Save, "wake": s.Wake,
+		"export": s.Export, "save": s.Save, "wake": s.Wake, "checkpoint": s.Checkpoint, "suspend": s.Suspend, "restore": s.Restore,
 	}[name]
 }
 

@@ -62,11 +62,16 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 
 // wake does what the first start of a fork does before it boots.
 func (d *Driver) wake(ctx context.Context, m machine, s vm.Spec) error {
-	if _, err := os.Stat(m.file(forkFile)); err != nil {
+	mark, err := os.ReadFile(m.file(forkFile))
+	if err != nil {
 		return nil //nolint:nilerr // not a fork, or it has woken already
 	}
-	err := d.faults.around(ctx, "wake", m.name, func() error {
-		_, err := os.Stat(s.Image.State)
+	err = d.faults.around(ctx, "wake", m.name, func() error {
+		state := s.Image.State
+		if len(mark) > 0 {
+			state = string(mark) // a checkpoint
+		}
+		_, err := os.Stat(state)
 		return err
 	})
 	if err != nil {

@@ -46,6 +46,7 @@ func inspect(name, dir string) vm.Machine {
 		out.State, out.Reason = vm.Broken, "lima.yaml is missing"
 		return out
 	}
+	out.Resumes = isFork(dir)
 	r := readProcesses(dir, m)
 	if !r.any() {
 		return out
@@ -97,14 +98,24 @@ func diskUsed(dir string) int64 {
 		return 0
 	}
 	var sum int64
+	seen := map[uint64]bool{} // a disk can have several names
 	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || !info.Mode().IsRegular() {
-			continue
-		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			sum += st.Blocks * 512
+		if size, inode := used(filepath.Join(dir, e.Name())); !seen[inode] {
+			seen[inode] = true
+			sum += size
 		}
 	}
 	return sum
+}
+
+// used returns the space that a regular file takes, 0 for others, and its inode.
+func used(path string) (size int64, inode uint64) {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return 0, 0
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512, st.Ino
+	}
+	return 0, 0
 }

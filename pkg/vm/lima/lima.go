@@ -50,6 +50,7 @@ type Driver struct {
 	template []byte
 	images   imageCache
 	accel    accelCache
+	reached  func(step string) // of a checkpoint; only in tests
 }
 
 var _ vm.Driver = (*Driver)(nil)

@@ -5,7 +5,9 @@ package lima
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -214,5 +216,151 @@ func TestPanic(t *testing.T) {
 	}
 	if left, err := family(filepath.Join(d.home, s.Name)); err != nil || len(left) > 0 {
 		t.Fatalf("processes after the panic = %v, %v, want none", left, err)
+	}
+}
+
+// A disk with many layers gets a single one, with the same content.
+func TestLayers(t *testing.T) {
+	dir := t.TempDir()
+	run := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), name, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, out)
+		}
+	}
+	run("qemu-img", "create", "-q", "-f", "qcow2", filenames.BaseDisk, "64M")
+	run("qemu-io", "-c", "write -P 9 0 1M", filenames.BaseDisk)
+	below := filepath.Join(dir, filenames.BaseDisk) // as Lima names it
+	var c checkpoint
+	for n := range maxLayers {
+		c = checkpoint{dir: dir, id: strconv.Itoa(n)}
+		run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", below, layerPrefix+c.id)
+		below = layerPrefix + c.id
+		if n == maxLayers-1 {
+			c.flatten(t.Context()) // before it has data of its own
+			break
+		}
+		run("qemu-io", "-c", fmt.Sprintf("write -P %d %dk 64k", n+1, n*96), below)
+		c.flatten(t.Context())
+		if layers, err := layersOf(dir, below); err != nil || len(layers) != n+1 {
+			t.Fatalf("layers = %v, %v, want %d", layers, err, n+1)
+		}
+	}
+	run("qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", layerPrefix+strconv.Itoa(maxLayers-2), below)
+	if layers, err := layersOf(dir, below); err != nil || len(layers) != 1 {
+		t.Errorf("layers = %v, %v, want one", layers, err)
+	}
+	// Only what is below the VM's disk or a checkpoint stays.
+	run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", layerPrefix+"1", filenames.DiffDisk)
+	run("touch", checkpointPrefix+c.id)
+	if err := removeLayers(dir); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, layerPrefix+"*"))
+	if want := []string{layerPrefix + "0", layerPrefix + "1", layerPrefix + c.id}; err != nil || len(left) != len(want) {
+		t.Errorf("layers that stay = %v, %v, want %v", left, err, want)
+	}
+}
+
+// TestCheckpointInterrupted ends the process at each step of a checkpoint. The next call completes
+// it, and the VM goes on. A VM that ends at that moment as well starts with everything that its guest
+// has written.
+func TestCheckpointInterrupted(t *testing.T) {
+	d := newDriver(t)
+	key, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := small(t, "interrupted", public)
+	dir := filepath.Join(d.home, s.Name)
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), s.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	var c *ssh.Client
+	start := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), boot)
+		defer cancel()
+		ep, err := d.Start(ctx, s.Name, nil)
+		if err == nil {
+			c, err = ssh.DialBooted(ctx, ssh.Target{Addr: ep.Addr, User: ep.User, Key: key, HostKey: ep.HostKey}, func() error { return nil })
+		}
+		if err != nil {
+			m, inspectErr := d.Inspect(ctx, s.Name)
+			out, _ := exec.Command("sh", "-c", "ls -la "+dir+"; cat "+dir+"/ha.stdout.log; tail -5 "+dir+"/ha.stderr.log "+dir+"/serial*.log").CombinedOutput()
+			t.Fatalf("%v; endpoint %+v; VM %+v, %v\n%s", err, ep, m, inspectErr, out)
+		}
+	}
+	guest := func(command string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		out, err := c.Output(ctx, command, nil, 1<<16)
+		if err != nil {
+			t.Fatalf("%s = %v, want nil", command, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	interrupted := func(id, step string) {
+		t.Helper()
+		type end struct{}
+		defer func() {
+			d.reached = nil
+			if r := recover(); r != (end{}) {
+				t.Fatalf("%s: the step %q was not reached: %v", id, step, r)
+			}
+		}()
+		d.reached = func(now string) {
+			if now == step {
+				panic(end{}) // runs no cleanup of its own, like the end of the process
+			}
+		}
+		_, err := d.Checkpoint(t.Context(), s.Name, id, nil)
+		t.Errorf("Checkpoint = %v, want it interrupted", err)
+	}
+	start()
+	steps := []string{"new disk", "memory", "change of disks", "name", "running", "final name"}
+	for i, step := range steps {
+		id := fmt.Sprintf("step-%d", i)
+		guest("echo " + id + " >~/file; sync")
+		interrupted(id, step)
+		is, err := d.Checkpoint(t.Context(), s.Name, id, nil)
+		if err != nil || !is.Memory || is.Size == 0 {
+			t.Fatalf("Checkpoint after %q = %+v, %v, want memory and disk", step, is, err)
+		}
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after %q = %q, want %q", step, got, id)
+		}
+	}
+	// Each is complete: the first is the oldest, and has most layers above it.
+	for _, id := range []string{"step-5", "step-0", "step-3"} {
+		if err := errors.Join(d.Stop(t.Context(), s.Name, nil, 0), d.Restore(t.Context(), s.Name, id, true)); err != nil {
+			t.Fatal(err)
+		}
+		start()
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after Restore(%s) = %q", id, got)
+		}
+	}
+	for i, step := range []string{"change of disks", "name", "running"} {
+		id := fmt.Sprintf("crash-%d", i)
+		guest("echo " + id + " >~/file; sync")
+		interrupted(id, step)
+		if step == "running" {
+			guest("echo later >>~/file; sync")
+			id += "\nlater"
+		}
+		crash(t, dir)
+		start()
+		if got := guest("cat ~/file"); got != id {
+			t.Errorf("file after %q and the end of the VM = %q, want %q", step, got, id)
+		}
 	}
 }

@@ -76,16 +76,24 @@ func (m *monitor) do(command string, args map[string]any) (json.RawMessage, erro
 	}
 }
 
+// ask runs one command and decodes its result.
+func (m *monitor) ask(command string, into any) error {
+	raw, err := m.do(command, nil)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fmt.Errorf("QEMU's monitor: %s: %w", command, err)
+	}
+	return nil
+}
+
 // until repeats a query until done returns true for its result.
 func until[T any](ctx context.Context, m *monitor, query string, done func(T) (bool, error)) error {
 	for {
-		raw, err := m.do(query, nil)
-		if err != nil {
-			return err
-		}
 		var v T
-		if err := json.Unmarshal(raw, &v); err != nil {
-			return fmt.Errorf("QEMU's monitor: %s: %w", query, err)
+		if err := m.ask(query, &v); err != nil {
+			return err
 		}
 		if ok, err := done(v); ok || err != nil {
 			return err

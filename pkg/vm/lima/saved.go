@@ -1,6 +1,7 @@
 package lima
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -21,6 +22,7 @@ import (
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -39,29 +41,50 @@ const (
 	// disk since then would not match the saved memory any more.
 	forkFile = "agent-sessionizer-fork"
 
+	// resumedFile exists, with the content of forkFile, once a restored VM has resumed. It belongs
+	// to that run. forkFile stays until the VM can be reached: if the run ends before, nothing is
+	// lost by resuming again.
+	resumedFile = "agent-sessionizer-resumed"
+
+	// bootDisk is QEMU's name of the disk that the guest boots from.
+	bootDisk = "virtio0"
+
+	// downtimeLimit is how long a VM may be paused for the last part of its memory.
+	downtimeLimit = 300 * time.Millisecond
+
 	// wakeTimeout limits reading the state and the guest's change of identity.
 	wakeTimeout = 3 * time.Minute
 
-	// saveTimeout limits writing the state of a sleeping guest.
-	saveTimeout = 5 * time.Minute
+	// saveTimeout limits writing a state, and reading that of a restored VM, which may be large.
+	saveTimeout = 10 * time.Minute
 )
 
-// fork is the content of forkFile.
+// fork is the content of forkFile. A restored VM has one as well, with a host key: its guest keeps
+// its identity.
 type fork struct {
 	State         string `json:"state"`
-	Disk          int64  `json:"disk"` // bytes, the final size of the guest's disk
-	User          string `json:"user"`
-	AuthorizedKey string `json:"authorized_key"`
+	Base          string `json:"base,omitempty"` // the disk that the state matches; "" for the VM's base disk
+	Disk          int64  `json:"disk,omitempty"` // bytes, the final size of the guest's disk, 0 for what it is
+	User          string `json:"user,omitempty"`
+	AuthorizedKey string `json:"authorized_key,omitempty"`
+	HostKey       string `json:"host_key,omitempty"`
+	Key           string `json:"key,omitempty"` // of Driver.StateKey, for a restored VM
 }
 
 // isFork reports whether the VM in dir has not woken yet.
 func isFork(dir string) bool {
-	_, err := os.Lstat(filepath.Join(dir, forkFile))
+	return exists(filepath.Join(dir, forkFile)) && !exists(filepath.Join(dir, resumedFile))
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
 	return err == nil
 }
 
-func readFork(dir string) (*fork, error) {
-	b, err := os.ReadFile(filepath.Join(dir, forkFile))
+func readFork(dir string) (*fork, error) { return readForkFile(filepath.Join(dir, forkFile)) }
+
+func readForkFile(path string) (*fork, error) {
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -70,7 +93,7 @@ func readFork(dir string) (*fork, error) {
 	}
 	f := new(fork)
 	if err := json.Unmarshal(b, f); err != nil {
-		return nil, fmt.Errorf("%s: %w", forkFile, err)
+		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	return f, nil
 }
@@ -82,12 +105,30 @@ func (f *fork) overlay(ctx context.Context, dir string) error {
 	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filepath.Join(dir, filenames.BaseDisk), disk)
+	return overlay(ctx, cmp.Or(f.Base, filepath.Join(dir, filenames.BaseDisk)), disk)
+}
+
+// overlay makes a disk that contains what base does. A base without a directory is in that of the
+// disk.
+func overlay(ctx context.Context, base, disk string) error {
+	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, disk)
 }
 
 // wake resumes the QEMU that waits in dir, gives the guest its identity, and returns
 // once it is an ordinary VM.
 func (f *fork) wake(ctx context.Context, name, dir string) error {
+	if f.HostKey != "" { // its identity stays
+		ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+		defer cancel()
+		if err := f.resume(ctx, dir); err != nil {
+			return err
+		}
+		b, err := json.Marshal(f)
+		if err != nil {
+			return err
+		}
+		return atomicfile.Write(filepath.Join(dir, resumedFile), b, 0o600)
+	}
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
 	defer cancel()
 	identity, public, err := f.identity(name, dir)
@@ -145,8 +186,10 @@ func (f *fork) resume(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := m.do("block_resize", map[string]any{"device": "virtio0", "size": f.Disk}); err != nil {
-		return err
+	if f.Disk != 0 {
+		if _, err := m.do("block_resize", map[string]any{"device": bootDisk, "size": f.Disk}); err != nil {
+			return err
+		}
 	}
 	_, err = m.do("cont", nil)
 	return err
@@ -171,7 +214,19 @@ func removeSynced(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
-	d, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+// renameSynced renames a file within its directory durably.
+func renameSynced(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(to))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -282,33 +337,45 @@ func writeState(ctx context.Context, dir, state string) error {
 		return err
 	}
 	defer m.Close()
-	for _, c := range []struct {
-		command string
-		args    map[string]any
-	}{
-		{"stop", nil},
-		{"migrate-set-parameters", map[string]any{"max-bandwidth": int64(1) << 40}}, // bytes/s; the default suits a network
-		{"migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}},
-	} {
-		if _, err := m.do(c.command, c.args); err != nil {
-			return err
-		}
+	if _, err := m.do("stop", nil); err != nil {
+		return err
 	}
-	err = until(ctx, m, "query-migrate", func(s struct {
-		Status string
-		Desc   string `json:"error-desc"`
-	},
-	) (bool, error) {
-		if s.Status == "failed" || s.Status == "cancelled" {
-			return false, fail.New(fail.Host, "QEMU could not write the state: %s", clean(s.Desc)).WithHint("df -h %s", filepath.Dir(state))
-		}
-		return s.Status == "completed", nil
-	})
-	if err != nil {
+	if err := m.migrate(ctx, state, func(migration) error { return nil }); err != nil {
 		return err
 	}
 	_, err = m.do("quit", nil)
 	return err
+}
+
+// migration is QEMU's answer to query-migrate.
+type migration struct {
+	Status    string
+	TotalTime int64  `json:"total-time"` // ms
+	Downtime  int64  // ms, once it is completed
+	Desc      string `json:"error-desc"`
+	RAM       struct {
+		Transferred int64 // bytes
+	}
+}
+
+// migrate writes the memory and devices of the VM to a file. Afterwards the VM is paused. It calls
+// watch while that goes on.
+func (m *monitor) migrate(ctx context.Context, state string, watch func(migration) error) error {
+	if _, err := m.do("migrate-set-parameters", map[string]any{
+		"max-bandwidth":  int64(1) << 40, // bytes/s; the default suits a network
+		"downtime-limit": downtimeLimit.Milliseconds(),
+	}); err != nil {
+		return err
+	}
+	if _, err := m.do("migrate", map[string]any{"uri": "exec:cat >" + ssh.Quote(state)}); err != nil {
+		return err
+	}
+	return until(ctx, m, "query-migrate", func(s migration) (bool, error) {
+		if s.Status == "failed" || s.Status == "cancelled" {
+			return false, fail.New(fail.Host, "QEMU could not write the state: %s", clean(s.Desc)).WithHint("df -h %s", filepath.Dir(state))
+		}
+		return s.Status == "completed", watch(s)
+	})
 }
 
 // Export implements vm.Driver.
@@ -326,6 +393,9 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	}
 	if r, err := survivors(dir); err != nil || r.any() {
 		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
+	}
+	if err := tidyDisks(dir); err != nil {
+		return err
 	}
 	report(p, "writing the disk")
 	disk := filepath.Join(dir, filenames.DiffDisk)

@@ -91,6 +91,20 @@ func (d *Driver) start(ctx context.Context, name, dir string, m meta, p vm.Progr
 	return r.endpoint(ctx)
 }
 
+// checkKey returns an error if the memory that a restored VM is about to resume is of another QEMU
+// or processor.
+func (d *Driver) checkKey(ctx context.Context, dir string, m meta) error {
+	f, err := readFork(dir)
+	if f == nil || f.Key == "" || err != nil {
+		return err
+	}
+	key, err := d.StateKey(ctx, m.Arch, m.CPUs, m.Memory)
+	if err == nil && key != f.Key {
+		err = fmt.Errorf("%w: QEMU or the processor have changed since", vm.ErrNotWoken)
+	}
+	return err
+}
+
 // vmRun is the current run of a VM.
 type vmRun struct {
 	meta
@@ -103,6 +117,12 @@ type vmRun struct {
 func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Progress) (vmRun, error) {
 	if err := kill(ctx, dir); err != nil {
 		return vmRun{}, err
+	}
+	if err := errors.Join(removeFile(filepath.Join(dir, resumedFile)), tidyDisks(dir)); err != nil {
+		return vmRun{}, err
+	}
+	if layers, err := layersOf(dir, filenames.DiffDisk); err == nil && len(layers) > maxLayers && !isFork(dir) {
+		checkpoint{dir: dir, id: strings.TrimPrefix(layers[0], layerPrefix)}.flatten(ctx)
 	}
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return vmRun{}, err
@@ -123,6 +143,9 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	verb := "starting"
 	if isFork(dir) {
 		verb = "resuming"
+		if err := d.checkKey(ctx, dir, m); err != nil {
+			return vmRun{}, err
+		}
 	}
 	report(p, "%s the VM (%s)", verb, accel.Name)
 	exited, err := d.spawn(ctx, name, dir, agentEnv(d.home, m, accel))
@@ -198,12 +221,24 @@ func (r vmRun) endpoint(ctx context.Context) (vm.Endpoint, error) {
 	var e vm.Endpoint
 	err := r.await(ctx, func(w *watcher) (bool, error) {
 		// The host agent removes the file once a fork has woken.
-		if w.hostKey == "" || isFork(r.dir) {
+		if isFork(r.dir) {
 			return false, nil
+		}
+		if w.hostKey == "" { // a restored guest goes on without printing it
+			resumed, err := readForkFile(filepath.Join(r.dir, resumedFile))
+			if resumed == nil || err != nil {
+				return false, err
+			}
+			w.hostKey = resumed.HostKey
 		}
 		port, err := sshPort(r.dir)
 		if err != nil || port == 0 { // the event follows QEMU's start immediately
 			return false, err
+		}
+		if exists(filepath.Join(r.dir, resumedFile)) && exists(filepath.Join(r.dir, forkFile)) {
+			if err := removeSynced(filepath.Join(r.dir, forkFile)); err != nil {
+				return false, err
+			}
 		}
 		e = vm.Endpoint{Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), User: r.User, HostKey: w.hostKey}
 		b, err := json.Marshal(e)
@@ -297,7 +332,12 @@ func (r vmRun) ended(ctx context.Context, w *watcher) error {
 		output = "\n  " + strings.Join(w.last, "\n  ")
 	}
 	if isFork(r.dir) {
-		return fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(agentLog(r.dir)), output)
+		log := agentLog(r.dir)
+		err := fmt.Errorf("%w%s%s", vm.ErrNotWoken, quote(log), output)
+		if port := explain(log, err); errors.Is(port, errPortTaken) {
+			return port
+		}
+		return err
 	}
 	if w.panic != "" {
 		return fail.New(fail.Failure, "%w: %s%s", vm.ErrPanicked, w.panic, output)

@@ -107,12 +107,14 @@ function openRepository() {
     const repo = h("input", { id: "repo", type: "text", required: true, maxlength: 4096, placeholder: "owner/repo", autocomplete: "off", autocapitalize: "off", spellcheck: "false" });
     const profile = h("input", { id: "profile", type: "text", maxlength: 255, autocomplete: "off", autocapitalize: "off" });
     const network = h("select", { id: "network" }, ["as configured", "allowlist", "isolated", "open"].map((m, i) => h("option", { value: i ? m : "" }, m)));
+    const another = h("input", { id: "another", type: "checkbox" });
+    const label = h("input", { id: "label", type: "text", maxlength: 100, autocomplete: "off", autocapitalize: "off", spellcheck: "false" });
     const open = h("button", { type: "submit", class: "primary" }, "Open");
     return h("form", {
       onsubmit: (e: Event) => {
         e.preventDefault();
         void perform(open, place, async () => {
-          const s = await post<Session>("/api/v1/sessions", { repo: repo.value.trim(), ...(profile.value && { profile: profile.value.trim() }), ...(network.value && { network: network.value }) });
+          const s = await post<Session>("/api/v1/sessions", { repo: repo.value.trim(), ...(profile.value && { profile: profile.value.trim() }), ...(network.value && { network: network.value }), ...(another.checked && { new: true, ...(label.value && { label: label.value.trim() }) }) });
           close();
           location.hash = `#/sessions/${s.id}/timeline`;
         }, "The session is being created");
@@ -121,6 +123,8 @@ function openRepository() {
       h("label", { for: "repo" }, "Repository: owner/repo, a git URL, or a path on the host"), repo,
       h("label", { for: "profile" }, "Profile (optional)"), profile,
       h("label", { for: "network" }, "Network"), network,
+      h("label", { for: "another", class: "check" }, another, " Create another session, even if the repository has one"),
+      h("label", { for: "label" }, "Label of another session (optional)"), label,
       place, h("div", { class: "buttons" }, open, h("button", { type: "button", onclick: close }, "Cancel")));
   });
 }

@@ -62,6 +62,10 @@ function header(s: Session): HTMLElement {
       fill(place, h("p", { class: "done", role: "status" }, text));
     }, { title: "Fetch the agent's commits to the mirror on the host" }));
     if (s.state === "ready" && s.lease_left_s) buttons.push(action("Renew lease", place, () => post(`${path}/lease`, {}), { kind: s.ending?.includes("lease") ? "primary" : undefined, done: "The lease was renewed", title: "Let the session run for at least 4 more hours" }));
+    if (s.state === "ready" && !s.restoring) buttons.push(action("Checkpoint", place, async () => {
+      const c = await post<{ name: string }>(`${path}/checkpoints`, {});
+      fill(place, h("p", { class: "done", role: "status" }, "Checkpoint ", line(c.name, 40), " was created. To return to it: ", h("code", {}, `agent-sessionizer restore ${s.name} ${c.name}`)));
+    }, { title: "Save the disk and the memory of the running session" }));
     if (["ready", "starting", "creating"].includes(s.state)) buttons.push(action("Stop", place, () => post(`${path}/stop`), { done: "Stopping" }));
     if (s.state !== "destroying") buttons.push(action("Destroy…", place, () => destroy(s)));
   }
@@ -78,6 +82,8 @@ function header(s: Session): HTMLElement {
 function lifetime(s: Session): string | undefined {
   if (s.ending?.includes("lease")) return "the lease ends soon; then the session is stopped";
   if (s.ending?.length) return "idle; it will be stopped soon";
+  if (s.restoring) return `checkpoint ${line(s.restoring, 40)} is being restored`;
+  if (s.suspended) return "suspended; its programs resume when it starts";
   if (s.kept) return `kept: ${line(s.kept, 120)}`;
   if (s.ended) return s.ended === "idle" ? "stopped because it was idle" : "stopped because its lease ended";
   return s.lease_left_s ? `the lease ends in ${plural(Math.max(1, Math.round(s.lease_left_s / 60)), "minute")}` : undefined;

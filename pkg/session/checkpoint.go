@@ -1,0 +1,618 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+const (
+	maxCheckpoints = 20 // of a session, without BeforeRestore
+
+	// BeforeRestore is the name of the checkpoint of the state that a restore replaces.
+	BeforeRestore = "before-restore"
+
+	checkpointTimeout = 15 * time.Minute
+)
+
+var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
+
+// CheckpointState is the state of a checkpoint.
+type CheckpointState string
+
+// The states of a checkpoint. A removed one is no longer listed.
+const (
+	CheckpointPending  CheckpointState = "pending"
+	CheckpointComplete CheckpointState = "complete"
+	CheckpointFailed   CheckpointState = "failed"
+)
+
+// Checkpoint is a saved state of a session.
+type Checkpoint struct {
+	Name      string               `json:"name"`
+	State     CheckpointState      `json:"state"`
+	CreatedAt time.Time            `json:"created_at"`
+	Memory    bool                 `json:"memory"`             // whether programs resume, or the VM boots from its disk
+	Size      int64                `json:"size"`               // bytes on the host when it was created; the disk's part is shared with the session
+	Pause     int64                `json:"pause_ms,omitempty"` // how long the VM was paused
+	Secrets   bool                 `json:"secrets,omitempty"`  // its memory contains secrets that the settings put into the guest
+	Error     *lifecycle.ViewError `json:"error,omitempty"`    // why it failed
+}
+
+// storedCheckpoint is a checkpoint in the session's status.
+type storedCheckpoint struct {
+	Checkpoint
+	ID          string `json:"id"`                    // of the driver's checkpoint
+	Remove      bool   `json:"remove,omitempty"`      // it is to be removed, and no longer listed
+	By          string `json:"by,omitempty"`          // who requested it
+	Program     string `json:"program,omitempty"`     // Status.Program at that time
+	Provisioned string `json:"provisioned,omitempty"` // Status.Provisioned at that time
+}
+
+// restoreRequest is a restore that a user requested.
+type restoreRequest struct {
+	Name    string `json:"name"`
+	ID      string `json:"id"`              // of the checkpoint to restore
+	Current string `json:"current"`         // of the checkpoint for the state that it replaces
+	Begun   bool   `json:"begun,omitempty"` // the session may have changed, so it must be completed
+}
+
+// Checkpoints returns the checkpoints of s, the oldest first.
+func (s Session) Checkpoints() []Checkpoint {
+	all := []Checkpoint{}
+	for _, c := range s.Status.Checkpoints {
+		if !c.Remove {
+			all = append(all, c.Checkpoint)
+		}
+	}
+	return all
+}
+
+// checkpoint returns the checkpoint of that name, nil if there is none.
+func (f *Status) checkpoint(name string) *storedCheckpoint {
+	return f.findCheckpoint(func(c storedCheckpoint) bool { return c.Name == name && !c.Remove })
+}
+
+func (f *Status) checkpointByID(id string) *storedCheckpoint {
+	return f.findCheckpoint(func(c storedCheckpoint) bool { return c.ID == id })
+}
+
+func (f *Status) findCheckpoint(is func(storedCheckpoint) bool) *storedCheckpoint {
+	if i := slices.IndexFunc(f.Checkpoints, is); i >= 0 {
+		return &f.Checkpoints[i]
+	}
+	return nil
+}
+
+// addCheckpoint adds a pending checkpoint. One with that name is removed.
+func (f *Status) addCheckpoint(name, id, by string) *storedCheckpoint {
+	if was := f.checkpoint(name); was != nil {
+		was.Remove = true
+	}
+	f.Checkpoints = append(f.Checkpoints, storedCheckpoint{Checkpoint: Checkpoint{Name: name, State: CheckpointPending, CreatedAt: time.Now().UTC()}, ID: id, By: by})
+	return &f.Checkpoints[len(f.Checkpoints)-1]
+}
+
+// removeUnlisted has the driver's checkpoint removed that no user has created.
+func (f *Status) removeUnlisted(id string) {
+	if id != "" && f.checkpointByID(id) == nil {
+		f.Checkpoints = append(f.Checkpoints, storedCheckpoint{ID: id, Remove: true})
+	}
+}
+
+// failPending records that the session ended before its pending checkpoints were created.
+func (f *Status) failPending(why string) {
+	for i, c := range f.Checkpoints {
+		if c.State == CheckpointPending {
+			f.Checkpoints[i].State, f.Checkpoints[i].Error = CheckpointFailed, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: why}
+		}
+	}
+	if f.Restore != nil && !f.Restore.Begun {
+		f.Restore, f.RestoreError = nil, &lifecycle.ViewError{Code: fail.Conflict.String(), Message: why}
+	}
+}
+
+// hasResumed records that the VM has resumed the memory that it had when it was suspended or
+// restored, or that it no longer can.
+func (f *Status) hasResumed() {
+	f.removeUnlisted(f.Resumes)
+	f.Resumes = ""
+}
+
+// complete records what the driver saved.
+func (c *storedCheckpoint) complete(is vm.Checkpoint, of *Status, secrets bool) {
+	c.State, c.Memory, c.Size, c.Pause, c.Secrets = CheckpointComplete, is.Memory, is.Size, is.Pause.Milliseconds(), is.Memory && secrets
+	c.Program, c.Provisioned = of.Program, of.Provisioned
+}
+
+// Checkpoints saves and restores the states of sessions.
+type Checkpoints struct{ Sessions *Manager }
+
+// Create creates a checkpoint of a running session, which keeps running. Without a name it gets the
+// lowest free number. Create returns once the keeper has created it or failed to.
+func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkpoint, error) {
+	if name != "" && (!checkpointName.MatchString(name) || name == BeforeRestore) {
+		return Checkpoint{}, fail.New(fail.Usage, "a checkpoint's name has up to 40 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not %q; got %q", BeforeRestore, name)
+	}
+	id := ids.Hex(6)
+	s, err := o.update(ctx, s, func(phase Phase, f *Status) error {
+		if phase != Ready {
+			return fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, phase).WithHint("agent-sessionizer start %s", s.Name)
+		}
+		for n := 1; name == ""; n++ {
+			if f.checkpoint(strconv.Itoa(n)) == nil {
+				name = strconv.Itoa(n)
+			}
+		}
+		switch c := f.checkpoint(name); {
+		case c != nil && c.State != CheckpointFailed:
+			return fail.New(fail.Conflict, "session %s already has a checkpoint %s", s.Name, name).WithHint("agent-sessionizer checkpoints %s --remove %s", s.Name, name)
+		case c == nil && len(f.Checkpoints) >= maxCheckpoints:
+			return fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		}
+		f.addCheckpoint(name, id, o.Sessions.Actor)
+		return nil
+	})
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	var created Checkpoint
+	return created, o.await(ctx, s, func(now Session) (bool, error) {
+		c := now.Status.checkpointByID(id)
+		switch {
+		case c == nil || c.Remove:
+			return false, fail.New(fail.Conflict, "checkpoint %s was removed", name)
+		case c.State == CheckpointFailed:
+			return false, fail.New(fail.ParseCode(c.Error.Code), "%s", c.Error.Message).WithHint("%s", c.Error.Hint)
+		}
+		created = c.Checkpoint
+		return c.State == CheckpointComplete, nil
+	})
+}
+
+// Remove removes a checkpoint. It returns once the keeper of a running session has removed it; a
+// stopped session frees the space when it starts again.
+func (o Checkpoints) Remove(ctx context.Context, s Session, name string) (Session, error) {
+	id := ""
+	s, err := o.update(ctx, s, func(_ Phase, f *Status) error {
+		c := f.checkpoint(name)
+		switch {
+		case c == nil:
+			return noCheckpoint(s, name)
+		case c.State == CheckpointPending, f.Restore != nil && f.Restore.ID == c.ID:
+			return fail.New(fail.Conflict, "checkpoint %s of session %s is in use", name, s.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		}
+		c.Remove, id = true, c.ID
+		return nil
+	})
+	if err != nil || s.Phase != Ready {
+		return s, err
+	}
+	err = o.await(ctx, s, func(now Session) (bool, error) { return now.Status.checkpointByID(id) == nil, nil })
+	return s, err
+}
+
+// Restore requests that a session returns to a checkpoint. The state that this replaces is saved as
+// BeforeRestore.
+func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Session, error) {
+	if s.Task != "" {
+		return s, fail.New(fail.Conflict, "session %s belongs to task %s, and cannot be restored", s.Name, s.Task)
+	}
+	request := func(phase Phase, f *Status) error {
+		c := f.checkpoint(name)
+		switch {
+		case phase != Ready && phase != Stopped:
+			return fail.New(fail.Conflict, "session %s is %s", s.Name, phase).WithHint("agent-sessionizer open %s", s.Name)
+		case c == nil:
+			return noCheckpoint(s, name)
+		case c.State != CheckpointComplete:
+			return fail.New(fail.Conflict, "checkpoint %s of session %s is %s", name, s.Name, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		case f.Restore != nil:
+			return fail.New(fail.Conflict, "checkpoint %s is being restored", f.Restore.Name).WithHint("agent-sessionizer logs %s", s.Name)
+		}
+		f.Restore, f.RestoreError = &restoreRequest{Name: name, ID: c.ID, Current: ids.Hex(6)}, nil
+		f.RequestedBy = o.Sessions.requestedBy(ctx)
+		return nil
+	}
+	if s.Phase == Stopped {
+		return o.Sessions.setDesired(ctx, s, Ready, request)
+	}
+	s, err := o.update(ctx, s, request)
+	if err == nil {
+		err = o.Sessions.Tend(ctx, s.Session)
+	}
+	return s, err
+}
+
+func noCheckpoint(s Session, name string) error {
+	return fail.New(fail.NotFound, "session %s has no checkpoint %s", s.Name, ssh.Quote(name)).WithHint("agent-sessionizer checkpoints %s", s.Name)
+}
+
+// update changes the session's status, unless f returns an error.
+func (o Checkpoints) update(ctx context.Context, s Session, f func(Phase, *Status) error) (Session, error) {
+	return read(o.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+		var refused error
+		err := change(row, func(status *Status) { refused = f(Phase(row.Phase), status) })
+		return store.Event{}, errors.Join(err, refused)
+	}))
+}
+
+// await waits until done returns true for the session. It starts another keeper if the keeper dies.
+func (o Checkpoints) await(ctx context.Context, s Session, done func(Session) (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkpointTimeout, fail.New(fail.Timeout, "the keeper of session %s did not answer within %v", s.Name, checkpointTimeout).
+		WithHint("agent-sessionizer logs %s", s.Name))
+	defer cancel()
+	for n := 1; ; n++ {
+		now, err := o.Sessions.Get(ctx, s.ID)
+		if err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		if ok, err := done(now); ok || err != nil {
+			return err
+		}
+		if now.Phase != Ready {
+			return fail.New(fail.Conflict, "session %s is %s", now.Name, now.Phase)
+		}
+		if n%20 == 0 {
+			if err := o.Sessions.Tend(ctx, now.Session); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// checkpointer does the keeper's part of the work with checkpoints.
+type checkpointer struct{ w *Worker }
+
+func (w *Worker) checkpointer() checkpointer { return checkpointer{w} }
+
+func (k checkpointer) driver() (vm.Checkpointer, error) {
+	d, ok := k.w.Driver.(vm.Checkpointer)
+	if !ok {
+		return nil, fail.New(fail.Host, "the VM driver does not support checkpoints")
+	}
+	return d, nil
+}
+
+// settle lets a VM go on that a dead keeper may have left paused.
+func (k checkpointer) settle(ctx context.Context, s Session) error {
+	d, err := k.driver()
+	if err != nil {
+		return nil //nolint:nilerr // then it paused none
+	}
+	return d.Settle(ctx, s.VM())
+}
+
+// process creates and removes the checkpoints that were requested, and reports whether a restore
+// was requested.
+func (k checkpointer) process(ctx context.Context, id string) (restore bool, err error) {
+	s, err := k.w.Sessions.Get(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	for _, c := range s.Status.Checkpoints {
+		switch {
+		case c.Remove:
+			err = errors.Join(err, k.remove(ctx, s, c))
+		case c.State == CheckpointPending:
+			err = errors.Join(err, k.create(ctx, s, c))
+		}
+	}
+	return s.Status.Restore != nil, err
+}
+
+func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint) error {
+	d, err := k.driver()
+	if err == nil {
+		err = d.RemoveCheckpoint(ctx, s.VM(), c.ID)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.Checkpoints = slices.DeleteFunc(f.Checkpoints, func(is storedCheckpoint) bool { return is.ID == c.ID })
+	})
+	if c.Name != "" {
+		k.w.Sessions.audit(ctx, audit.CheckpointRemoved, "keeper", "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	}
+	return err
+}
+
+// create creates a pending checkpoint, and records the result.
+func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint) error {
+	var is vm.Checkpoint
+	err := k.w.step(ctx, s.ID, "create a checkpoint", func(ctx context.Context, p vm.Progress) error {
+		d, err := k.driver()
+		if err = errors.Join(err, k.checkSpace(s)); err != nil {
+			return err
+		}
+		k.flush(ctx, s)
+		is, err = d.Checkpoint(ctx, s.VM(), c.ID, p)
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the session ends, or the next keeper continues
+	}
+	k.w.Sessions.audit(ctx, audit.CheckpointCreated, c.By, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	secrets := k.guestHasSecrets(s)
+	_, updateErr := k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		switch now := f.checkpointByID(c.ID); {
+		case now == nil:
+		case err != nil:
+			now.State, now.Error = CheckpointFailed, k.viewError(err)
+		default:
+			now.complete(is, f, secrets)
+		}
+	})
+	return updateErr
+}
+
+func (k checkpointer) viewError(err error) *lifecycle.ViewError {
+	return lifecycle.LastError(fail.CodeOf(err).String(), k.w.text(err.Error()), fail.HintOf(err))
+}
+
+// checkSpace returns an error if the host may lack the space for the memory of s. What the guest
+// changes while its memory is being saved is saved twice.
+func (k checkpointer) checkSpace(s Session) error {
+	h, err := MeasureHost(k.w.Sessions.Config.Paths.LimaHome)
+	if err != nil {
+		return err
+	}
+	need, reserve := 2*s.Spec.Resources.Memory, k.w.Sessions.Config.Limits.DiskReserve
+	if h.FreeDisk < need+reserve {
+		return fail.New(fail.Host, "saving the memory of %s needs up to %v, and %v in reserve; %s has %v free", s.Name, need, reserve, h.DiskDir, h.FreeDisk).
+			WithHint("agent-sessionizer prune")
+	}
+	return nil
+}
+
+// flush makes the guest write its files to the disk, as far as possible: the memory of a checkpoint
+// cannot be resumed once the host has another QEMU.
+func (k checkpointer) flush(ctx context.Context, s Session) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	conn, err := Connections{Paths: k.w.Sessions.Config.Paths}.DialOwn(ctx, s)
+	if err == nil {
+		defer conn.Close()
+		err = conn.Run(ctx, "sync", ssh.IO{})
+	}
+	if err != nil && ctx.Err() == nil {
+		k.w.Log.WarnContext(ctx, "failed to flush the guest's files", "error", err)
+	}
+}
+
+// guestHasSecrets reports whether the settings put secrets into the guest of s.
+func (k checkpointer) guestHasSecrets(s Session) bool {
+	set, err := Net{Sessions: k.w.Sessions}.settings(s)
+	if err != nil {
+		return true // unknown
+	}
+	for name, one := range set.Secrets {
+		if to, err := k.w.Sessions.Config.Bound(name, one); err != nil || to.Guest {
+			return true
+		}
+	}
+	return false
+}
+
+// restore returns the session to the checkpoint that Status.Restore names. Afterwards the session is
+// stopped; its VM continues there when it starts.
+func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
+	r := *s.Status.Restore
+	memory := false
+	err := k.w.step(ctx, s.ID, "restore the checkpoint", func(ctx context.Context, p vm.Progress) (err error) {
+		d, err := k.driver()
+		if err != nil {
+			return err
+		}
+		if s, err = k.saveCurrent(ctx, s, d, p); err != nil {
+			return fmt.Errorf("save the current state: %w", err)
+		}
+		if err := k.w.Sessions.Gateway(s).Stop(ctx); err != nil {
+			return err
+		}
+		to := s.Status.checkpointByID(r.ID)
+		if to == nil {
+			return noCheckpoint(s, r.Name)
+		}
+		if memory = to.Memory; memory {
+			err = d.Restore(ctx, s.VM(), to.ID, true)
+		}
+		if !memory || errors.Is(err, vm.ErrNotWoken) {
+			memory = false
+			k.w.warn(ctx, s.ID, "", "checkpoint %s has no memory that this host can resume: booting from its disk", r.Name)
+			err = d.Restore(ctx, s.VM(), to.ID, false)
+		}
+		return err
+	})
+	k.w.Sessions.audit(ctx, audit.CheckpointRestored, s.Status.RequestedBy.Actor, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": r.Name}))
+	if err != nil {
+		k.w.warn(ctx, s.ID, fail.HintOf(err), "checkpoint %s was not restored: %v", r.Name, err)
+	}
+	return k.endRestore(ctx, s, func(f *Status) {
+		currentID := f.Restore.Current // perhaps another one than at the beginning
+		f.Restore = nil
+		current := f.checkpointByID(currentID)
+		if err != nil {
+			f.RestoreError = k.viewError(err)
+			if current != nil { // the session continues where it was
+				f.Resumes = ""
+				if current.Memory {
+					f.Resumes = current.ID
+				}
+				current.Remove = true
+			}
+			return
+		}
+		for i, c := range f.Checkpoints {
+			if c.Name == BeforeRestore && c.ID != currentID && c.ID != f.Resumes {
+				f.Checkpoints[i].Remove = true
+			}
+		}
+		if to := f.checkpointByID(r.ID); to != nil {
+			f.Program, f.Provisioned = to.Program, to.Provisioned
+		}
+		if f.Resumes = ""; memory {
+			f.Resumes = r.ID
+		}
+		f.Work, f.Saved = nil, nil
+	})
+}
+
+// saveCurrent saves the state that a restore replaces, and ends the VM.
+func (k checkpointer) saveCurrent(ctx context.Context, s Session, d vm.Checkpointer, p vm.Progress) (Session, error) {
+	saved := func(is vm.Checkpoint, id string) (Session, error) {
+		secrets := k.guestHasSecrets(s)
+		return k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.Checkpoints = append(f.Checkpoints, storedCheckpoint{Checkpoint: Checkpoint{Name: BeforeRestore, CreatedAt: time.Now().UTC()}, ID: id})
+			f.Checkpoints[len(f.Checkpoints)-1].complete(is, f, secrets)
+		})
+	}
+	if s.Status.checkpointByID(s.Status.Restore.Current) != nil { // by an earlier keeper
+		return s, nil
+	}
+	m, err := k.w.Driver.Inspect(ctx, s.VM())
+	if err != nil {
+		return s, err
+	}
+	running := m.State == vm.Running
+	if running {
+		if err := errors.Join(k.settle(ctx, s), k.checkSpace(s)); err != nil {
+			return s, err
+		}
+	}
+	s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		if running && f.Restore.Begun { // what a keeper that died has saved is older than the VM's state
+			f.removeUnlisted(f.Restore.Current)
+			f.Restore.Current = ids.Hex(6)
+		}
+		f.Restore.Begun = true
+	})
+	if err != nil {
+		return s, err
+	}
+	id := s.Status.Restore.Current
+	if suspended := s.Status.Resumes; suspended != "" {
+		if s.Status.checkpointByID(suspended) != nil {
+			return s, nil
+		}
+		return saved(vm.Checkpoint{Memory: true}, suspended)
+	}
+	if running {
+		is, err := d.Suspend(ctx, s.VM(), id, p)
+		if err == nil {
+			return saved(is, id)
+		}
+		if !errors.Is(err, vm.ErrNoMemory) {
+			return s, err
+		}
+		k.flush(ctx, s)
+		if err := k.w.Driver.Stop(ctx, s.VM(), nil, 0); err != nil {
+			return s, err
+		}
+	}
+	is, err := d.Checkpoint(ctx, s.VM(), id, p)
+	if err != nil {
+		return s, err
+	}
+	return saved(is, id)
+}
+
+// endRestore records the result of a restore. A session whose VM was ended for it is then stopped,
+// and starts again.
+func (k checkpointer) endRestore(ctx context.Context, s Session, result func(*Status)) (Session, error) {
+	m, err := k.w.Driver.Inspect(ctx, s.VM())
+	if err != nil {
+		return s, err
+	}
+	var statusErr error
+	record := func(row *store.Session) {
+		statusErr = change(row, func(f *Status) {
+			result(f)
+			if m.State != vm.Running {
+				f.Endpoint, f.Attention = vm.Endpoint{}, nil
+			}
+			if f.RestoreError != nil && s.Phase == Stopped {
+				row.Desired = string(Stopped)
+			}
+		})
+		if m.State != vm.Running {
+			row.TokenSHA256 = ""
+		}
+	}
+	if s.Phase == Ready && m.State != vm.Running {
+		s, err = k.w.move(ctx, s, Stopped, nil, record)
+	} else {
+		s, err = read(k.w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
+			record(row)
+			return store.Event{}, nil
+		}))
+	}
+	return s, errors.Join(err, statusErr)
+}
+
+// suspend ends the VM of a session that was requested to be suspended, and returns the id of the
+// checkpoint that it resumes from. If that fails, the VM runs as before, and the id is empty.
+func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) {
+	err := k.w.step(ctx, s.ID, "suspend the VM", func(ctx context.Context, p vm.Progress) error {
+		d, err := k.driver()
+		if err != nil {
+			return err
+		}
+		m, err := k.w.Driver.Inspect(ctx, s.VM())
+		if err != nil {
+			return err
+		}
+		if m.State == vm.Running {
+			if err := k.checkSpace(s); err != nil {
+				return err
+			}
+			// What a keeper that died has saved is older than the VM's state.
+			was := s.Status.Suspend
+			if s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+				f.removeUnlisted(was)
+				f.Suspend = ids.Hex(6)
+			}); err != nil {
+				return err
+			}
+			k.flush(ctx, s)
+		}
+		_, err = d.Suspend(ctx, s.VM(), s.Status.Suspend, p)
+		return err
+	})
+	if err != nil {
+		k.w.warn(ctx, s.ID, fail.HintOf(err), "the session is stopped without its memory: %v", err)
+		return s, ""
+	}
+	return s, s.Status.Suspend
+}
+
+// bootFromDisk makes a VM boot whose memory cannot be resumed.
+func (k checkpointer) bootFromDisk(ctx context.Context, s *Session, cause error) error {
+	k.w.warn(ctx, s.ID, "", "%v; booting from its disk, without the programs that ran", cause)
+	d, err := k.driver()
+	if err == nil {
+		err = errors.Join(k.w.Sessions.Gateway(*s).Stop(ctx), d.Restore(ctx, s.VM(), "", false))
+	}
+	if err == nil {
+		*s, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, (*Status).hasResumed)
+	}
+	return err
+}

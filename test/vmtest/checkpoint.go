@@ -1,0 +1,125 @@
+package vmtest
+
+import (
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// counter is a program that shows whether the guest's memory goes on: it counts in a variable.
+const counter = `nohup sh -c 'n=0; while :; do n=$((n+1)); echo $n >/dev/shm/vmtest.new; mv /dev/shm/vmtest.new /dev/shm/vmtest; sleep 0.1; done' >/dev/null 2>&1 </dev/null & sleep 1`
+
+// checkpoints goes through the life of two checkpoints of a running VM, which runs afterwards. It
+// returns a connection to it.
+func (h Harness) checkpoints(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.Client) *ssh.Client {
+	t.Helper()
+	k, ok := d.(vm.Checkpointer)
+	if !ok {
+		return c
+	}
+	count := func() int {
+		t.Helper()
+		n, err := strconv.Atoi(output(t, c, "cat /dev/shm/vmtest"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	goesOn := func(least int) {
+		t.Helper()
+		if !h.Real {
+			return
+		}
+		n := count()
+		if n < least {
+			t.Errorf("the program in the guest counted to %d, want at least %d", n, least)
+		}
+		for end := time.Now().Add(time.Minute); count() <= n; time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the program in the guest does not go on after %d", n)
+			}
+		}
+	}
+	resumed := func(id string, memory bool) {
+		t.Helper()
+		if err := k.Restore(t.Context(), alive, id, memory); err != nil {
+			t.Fatalf("Restore(%s, %t) = %v, want nil", id, memory, err)
+		}
+		was := ep
+		ep = h.start(t, d)
+		if ep.HostKey != was.HostKey {
+			t.Errorf("host key after Restore = %s, want %s", ep.HostKey, was.HostKey)
+		}
+		c = h.dial(t, ep)
+	}
+	if h.Real {
+		output(t, c, counter)
+	}
+	output(t, c, "echo first >~/checkpoint; sync")
+	goesOn(1)
+	for range 2 { // the second call changes nothing
+		is, err := k.Checkpoint(t.Context(), alive, "first", func(msg string) { t.Log(msg) })
+		if err != nil || is.Size == 0 || !is.Memory {
+			t.Fatalf("Checkpoint = %+v, %v, want memory and disk", is, err)
+		}
+		t.Logf("checkpoint: %+v", is)
+	}
+	goesOn(1)
+	if err := k.Restore(t.Context(), alive, "first", true); err == nil {
+		t.Error("Restore of a VM that runs = nil, want an error")
+	}
+	output(t, c, "echo second >~/checkpoint; sync")
+	counted := 0
+	if h.Real {
+		counted = count()
+	}
+	if _, err := k.Suspend(t.Context(), alive, "second", nil); err != nil {
+		t.Fatalf("Suspend = %v, want nil", err)
+	}
+	if m, err := d.Inspect(t.Context(), alive); err != nil || m.State != vm.Stopped {
+		t.Errorf("Inspect after Suspend = %+v, %v, want %s", m, err, vm.Stopped)
+	}
+	if _, err := k.Suspend(t.Context(), alive, "second", nil); err != nil { // of a process that died meanwhile
+		t.Errorf("Suspend again = %v, want nil", err)
+	}
+
+	// Back to the first, and forward to the second.
+	resumed("first", true)
+	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
+		t.Errorf("file after Restore(first) = %q, want first", got)
+	}
+	goesOn(1)
+	if err := d.Stop(t.Context(), alive, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	resumed("second", true)
+	if got := output(t, c, "cat ~/checkpoint"); got != "second" {
+		t.Errorf("file after Restore(second) = %q, want second", got)
+	}
+	goesOn(counted)
+
+	// Without its memory, the VM boots.
+	if err := d.Stop(t.Context(), alive, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	resumed("first", false)
+	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
+		t.Errorf("file after Restore(first) without memory = %q, want first", got)
+	}
+	for _, id := range []string{"first", "second", "third"} {
+		if err := k.RemoveCheckpoint(t.Context(), alive, id); err != nil {
+			t.Errorf("RemoveCheckpoint(%s) = %v, want nil", id, err)
+		}
+	}
+	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
+		t.Errorf("file after RemoveCheckpoint = %q, want first", got)
+	}
+	if err := k.Restore(t.Context(), "no-such-vm", "first", false); !errors.Is(err, vm.ErrNotFound) {
+		t.Errorf("Restore of a missing VM = %v, want %v", err, vm.ErrNotFound)
+	}
+	return c
+}
