@@ -52,6 +52,7 @@ const (
 	CheckpointCreated  Type = "checkpoint_created"
 	CheckpointRemoved  Type = "checkpoint_removed"
 	CheckpointRestored Type = "checkpoint_restored"
+	SessionForked      Type = "session_forked"
 )
 
 // Types returns all types.
@@ -60,6 +61,7 @@ func Types() []Type {
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
+		SessionForked,
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -166,6 +167,28 @@ func (p Process) WriteMetering(m Metering) error {
 		return err
 	}
 	return p.write(meteringFile, b)
+}
+
+// Inherit gives a gateway that has not started what a copy of another gateway's guest may know of
+// that gateway: the certificate authority, the placeholders and the addresses of names.
+func (p Process) Inherit(ctx context.Context, from Process) error {
+	names := []string{}
+	if err := from.ask(ctx, http.MethodGet, "names", &names); err != nil {
+		names = readNames(filepath.Join(from.Dir, namesFile))
+	}
+	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
+		return fail.New(fail.Host, "create the gateway's directory: %w", err)
+	}
+	b, err := os.ReadFile(filepath.Join(from.Dir, rememberFile))
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(p.Dir, rememberFile), b, 0o600)
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err = errors.Join(err, writeNames(filepath.Join(p.Dir, namesFile), names)); err != nil {
+		return fail.New(fail.Host, "copy what the gateway remembers: %w", err)
+	}
+	return nil
 }
 
 // SetSecrets replaces the secrets that the gateway puts in the place of their placeholders. They

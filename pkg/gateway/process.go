@@ -166,6 +166,7 @@ func (s *server) serve(ctx context.Context, w vm.NetSockets) error {
 	mux.HandleFunc("POST "+control+"secrets", func(w http.ResponseWriter, r *http.Request) { s.secrets(w, r, s.gateway.SetSecrets) })
 	mux.HandleFunc("POST "+control+"secrets/restrict", func(w http.ResponseWriter, r *http.Request) { s.secrets(w, r, s.gateway.RestrictSecrets) })
 	mux.HandleFunc("GET "+control+"interception", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.gateway.Interception()) })
+	mux.HandleFunc("GET "+control+"names", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.gateway.names.recentNames()) })
 	mux.HandleFunc("POST "+control+"quit", func(http.ResponseWriter, *http.Request) { s.quitOnce() })
 	api := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
 

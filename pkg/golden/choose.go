@@ -17,6 +17,7 @@ const (
 	FromGolden  From = "golden"
 	FromWarm    From = "warm"
 	FromPool    From = "pool"
+	FromFork    From = "fork" // another session; never chosen by Best
 )
 
 // Start describes the best starting point for a new session's VM.

@@ -188,6 +188,13 @@ func commands() []command {
 		{"sleep", "", "wait for the snapshot, then take the identity that the host sends", 0, nil, func(ctx context.Context, c *call) error {
 			return boot.Sleep(ctx, c.guest)
 		}},
+		{"fork prepare", "", "start what gives a fork of this machine its own identity", 0, nil, func(ctx context.Context, c *call) error {
+			return boot.PrepareFork(ctx, c.guest)
+		}},
+		{"fork wait", "", "wait for the identity that the host sends to a fork, and take it", 0, nil, func(ctx context.Context, c *call) error {
+			frugal()
+			return boot.AwaitFork(ctx, c.guest, readyOnce(ctx))
+		}},
 		{"hostname", "NAME", "set the host name until the next boot", 1, nil, func(_ context.Context, c *call) error {
 			return boot.SetHostname(c.guest, c.args[0])
 		}},

@@ -327,6 +327,14 @@ func (g Guest) FinishIdentity(ctx context.Context) (trouble string, err error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// PrepareFork starts what gives a fork of the running guest its own identity.
+func (g Guest) PrepareFork(ctx context.Context) error {
+	if _, err := g.SSH.Output(ctx, "sudo "+g.program("fork", "prepare"), nil, maxReply); err != nil {
+		return fmt.Errorf("prepare the guest for forks: %w", err)
+	}
+	return nil
+}
+
 // SetHostname gives the guest the host name of a VM of that name.
 func (g Guest) SetHostname(ctx context.Context, name string) error {
 	_, err := g.SSH.Output(ctx, "sudo "+g.program("hostname", "lima-"+name), nil, maxReply)

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
@@ -52,5 +53,27 @@ var (
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
 			return session.Checkpoints{Sessions: e.sessions()}.Restore(ctx, s, r.Name)
 		})
+	}}
+
+	ForkSession = Operation[ForkRequest, SessionList]{Spec{
+		ID: "forkSession", Method: http.MethodPost, Path: SessionsPath + "/{id}/fork", Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
+		Summary: "Create sessions that continue from a checkpoint of a session",
+		About:   "Without a checkpoint, the forks continue from the present state. The answer comes once that is saved; the events of the forks show their progress.",
+	}, func(ctx context.Context, e *Engine, r *ForkRequest) (list SessionList, err error) {
+		if r.Body.Label != "" && !validLabel(r.Body.Label) {
+			return list, badLabel(r.Body.Label).WithHint("agent-sessionizer fork SESSION --label fix-login")
+		}
+		s, err := e.Session(ctx, r.ID)
+		if err != nil {
+			return list, err
+		}
+		if err := e.Preflight(ctx); err != nil {
+			return list, err
+		}
+		forks, err := session.Checkpoints{Sessions: e.sessions()}.Fork(ctx, s, r.Body.Checkpoint, r.Body.Label, cmp.Or(r.Body.Count, 1))
+		for _, f := range forks {
+			list.Sessions = append(list.Sessions, f.View())
+		}
+		return list, err
 	}}
 )

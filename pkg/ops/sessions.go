@@ -95,6 +95,14 @@ type (
 		SessionPath
 		Name string `path:"name" maxLength:"40" doc:"A checkpoint's name."`
 	}
+	ForkRequest struct {
+		SessionPath
+		Body struct {
+			Checkpoint string `json:"checkpoint,omitempty" maxLength:"40" doc:"Default: the present state of the session, which must run." example:"before-refactoring"`
+			Label      string `json:"label,omitempty" maxLength:"100" doc:"Label of the fork; several forks get a number as well. Default: the session's label and a number." example:"fix-login"`
+			Count      int    `json:"count,omitempty" minimum:"1" maximum:"16" default:"1" doc:"How many forks to create."`
+		}
+	}
 	PortsRequest struct {
 		SessionPath
 		Body struct {
@@ -460,8 +468,8 @@ func (e *Engine) request(ctx context.Context, n NewSession) (session.Request, er
 	switch {
 	case !n.New && (n.Label != "" || n.Like != ""):
 		return asked, fail.New(fail.Usage, "label and like are only for a new session").WithHint(hint)
-	case n.Label != "" && (!repo.ValidBranch(n.Label) || len(n.Label) > 100):
-		return asked, fail.New(fail.Usage, "label must have the form of a branch name, with at most 100 bytes, got %q", short(n.Label)).WithHint(hint)
+	case n.Label != "" && !validLabel(n.Label):
+		return asked, badLabel(n.Label).WithHint(hint)
 	case (n.Like == "") == (n.Repo == ""):
 		return asked, fail.New(fail.Usage, "set repo, or like with new, but not both").WithHint("agent-sessionizer open owner/repo")
 	case n.Like != "":
@@ -513,4 +521,10 @@ func (e *Engine) open(ctx context.Context, s session.Session, o SessionOptions) 
 		s, err = e.sessions().SetDesired(ctx, s, session.Ready)
 	}
 	return SessionAnswer{View: s.View(), Ignored: o.ignored(s)}, err
+}
+
+func validLabel(label string) bool { return repo.ValidBranch(label) && len(label) <= 100 }
+
+func badLabel(label string) *fail.Error {
+	return fail.New(fail.Usage, "label must have the form of a branch name, with at most 100 bytes, got %q", short(label))
 }

@@ -32,6 +32,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.CreateCheckpoint)
 	serve(s, api, ops.RemoveCheckpoint)
 	serve(s, api, ops.RestoreCheckpoint)
+	serve(s, api, ops.ForkSession)
 	serve(s, api, ops.GetUnsaved)
 	serve(s, api, ops.DiffSession)
 	serve(s, api, ops.FetchSession)

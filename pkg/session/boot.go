@@ -133,17 +133,23 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		b.w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	prepared, again, panicked := b.w.Sessions.Config.Prepare, false, false
+	prepared, again, panicked, fromDisk := b.w.Sessions.Config.Prepare, false, false, false
 	for {
-		if !s.Status.WasReady { // otherwise the VM exists and needs no image any more
-			if err := b.create(ctx, s, prepared); err != nil {
-				return nil, err
-			}
+		var err error
+		switch {
+		case s.Status.WasReady: // the VM exists and needs no image any more
+		case s.Spec.Fork != nil:
+			err = b.fork(ctx, s, fromDisk)
+		default:
+			err = b.create(ctx, s, prepared)
+		}
+		if err != nil {
+			return nil, err
 		}
 		if err := b.w.startGateway(ctx, *s); err != nil {
 			return nil, err
 		}
-		err := b.startVM(ctx, s, accel)
+		err = b.startVM(ctx, s, accel)
 		if errors.Is(err, vm.ErrPanicked) && !panicked {
 			panicked = true
 			b.w.warn(ctx, s.ID, "", "%v; starting the VM again", vm.ErrPanicked)
@@ -170,9 +176,17 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		}
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
-		if !again {
+		switch {
+		case s.Spec.Fork != nil && again && s.Spec.Fork.From == golden.FromGeneric:
+			return nil, err
+		case s.Spec.Fork != nil && again:
+			b.w.warn(ctx, s.ID, "", "%v; booting from the disk, without the programs", err)
+			fromDisk = true
+		case s.Spec.Fork != nil:
+			b.w.warn(ctx, s.ID, "", "%v; trying again", err)
+		case !again:
 			b.w.warn(ctx, s.ID, "", "%v; resuming another saved VM", err)
-		} else {
+		default:
 			b.w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
 			if err := b.w.Golden.Distrust(s.Status.Warm); err != nil {
 				return nil, err
@@ -223,7 +237,10 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			return err
 		}
 		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
+			if s.Spec.Fork != nil && f.Root != m.Root {
+				f.Dir = m.Root + f.Dir
+			}
+			f.Endpoint, f.Root, f.Accel, f.Forked = ep, m.Root, accel.Name, s.Spec.Fork != nil
 			if s.Phase != Ready && f.Resumes != "" {
 				f.Resumed, f.ClockStopped = true, true
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -25,6 +26,8 @@ const (
 	BeforeRestore = "before-restore"
 
 	checkpointTimeout = 15 * time.Minute
+
+	temporaryTime = time.Hour // for a checkpoint whose forks were not created
 )
 
 var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
@@ -47,6 +50,7 @@ type Checkpoint struct {
 	Memory    bool                 `json:"memory"`             // whether programs resume, or the VM boots from its disk
 	Size      int64                `json:"size"`               // bytes on the host when it was created; the disk's part is shared with the session
 	Pause     int64                `json:"pause_ms,omitempty"` // how long the VM was paused
+	Forkable  bool                 `json:"forkable"`           // whether a fork can have its programs
 	Secrets   bool                 `json:"secrets,omitempty"`  // its memory contains secrets that the settings put into the guest
 	Error     *lifecycle.ViewError `json:"error,omitempty"`    // why it failed
 }
@@ -55,6 +59,7 @@ type Checkpoint struct {
 type storedCheckpoint struct {
 	Checkpoint
 	ID          string `json:"id"`                    // of the driver's checkpoint
+	Temporary   bool   `json:"temporary,omitempty"`   // it was created for forks, and is not listed
 	Remove      bool   `json:"remove,omitempty"`      // it is to be removed, and no longer listed
 	By          string `json:"by,omitempty"`          // who requested it
 	Program     string `json:"program,omitempty"`     // Status.Program at that time
@@ -73,7 +78,7 @@ type restoreRequest struct {
 func (s Session) Checkpoints() []Checkpoint {
 	all := []Checkpoint{}
 	for _, c := range s.Status.Checkpoints {
-		if !c.Remove {
+		if !c.Remove && !c.Temporary {
 			all = append(all, c.Checkpoint)
 		}
 	}
@@ -146,7 +151,11 @@ func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkp
 	if name != "" && (!checkpointName.MatchString(name) || name == BeforeRestore) {
 		return Checkpoint{}, fail.New(fail.Usage, "a checkpoint's name has up to 40 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not %q; got %q", BeforeRestore, name)
 	}
-	id := ids.Hex(6)
+	c, err := o.create(ctx, s, ids.Hex(6), name, false)
+	return c.Checkpoint, err
+}
+
+func (o Checkpoints) create(ctx context.Context, s Session, id, name string, temporary bool) (storedCheckpoint, error) {
 	s, err := o.update(ctx, s, func(phase Phase, f *Status) error {
 		if phase != Ready {
 			return fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, phase).WithHint("agent-sessionizer start %s", s.Name)
@@ -162,13 +171,13 @@ func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkp
 		case c == nil && len(f.Checkpoints) >= maxCheckpoints:
 			return fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
-		f.addCheckpoint(name, id, o.Sessions.Actor)
+		f.addCheckpoint(name, id, o.Sessions.Actor).Temporary = temporary
 		return nil
 	})
 	if err != nil {
-		return Checkpoint{}, err
+		return storedCheckpoint{}, err
 	}
-	var created Checkpoint
+	var created storedCheckpoint
 	return created, o.await(ctx, s, func(now Session) (bool, error) {
 		c := now.Status.checkpointByID(id)
 		switch {
@@ -177,7 +186,7 @@ func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkp
 		case c.State == CheckpointFailed:
 			return false, fail.New(fail.ParseCode(c.Error.Code), "%s", c.Error.Message).WithHint("%s", c.Error.Hint)
 		}
-		created = c.Checkpoint
+		created = *c
 		return c.State == CheckpointComplete, nil
 	})
 }
@@ -309,7 +318,7 @@ func (k checkpointer) process(ctx context.Context, id string) (restore bool, err
 	}
 	for _, c := range s.Status.Checkpoints {
 		switch {
-		case c.Remove:
+		case c.Remove, c.Temporary && time.Since(c.CreatedAt) > temporaryTime:
 			err = errors.Join(err, k.remove(ctx, s, c))
 		case c.State == CheckpointPending:
 			err = errors.Join(err, k.create(ctx, s, c))
@@ -319,6 +328,9 @@ func (k checkpointer) process(ctx context.Context, id string) (restore bool, err
 }
 
 func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint) error {
+	if needed, err := k.w.Sessions.isBeingForked(ctx, c.ID); needed || err != nil {
+		return err
+	}
 	d, err := k.driver()
 	if err == nil {
 		err = d.RemoveCheckpoint(ctx, s.VM(), c.ID)
@@ -329,7 +341,7 @@ func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint)
 	_, err = k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.Checkpoints = slices.DeleteFunc(f.Checkpoints, func(is storedCheckpoint) bool { return is.ID == c.ID })
 	})
-	if c.Name != "" {
+	if c.Name != "" && !c.Temporary {
 		k.w.Sessions.audit(ctx, audit.CheckpointRemoved, "keeper", "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
 	}
 	return err
@@ -338,12 +350,13 @@ func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint)
 // create creates a pending checkpoint, and records the result.
 func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint) error {
 	var is vm.Checkpoint
+	forkable := false
 	err := k.w.step(ctx, s.ID, "create a checkpoint", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
 		if err = errors.Join(err, k.checkSpace(s)); err != nil {
 			return err
 		}
-		k.flush(ctx, s)
+		forkable = k.prepare(ctx, s)
 		is, err = d.Checkpoint(ctx, s.VM(), c.ID, p)
 		return err
 	})
@@ -359,6 +372,7 @@ func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint)
 			now.State, now.Error = CheckpointFailed, k.viewError(err)
 		default:
 			now.complete(is, f, secrets)
+			now.Forkable = forkable || !is.Memory
 		}
 	})
 	return updateErr
@@ -383,18 +397,35 @@ func (k checkpointer) checkSpace(s Session) error {
 	return nil
 }
 
+// prepare prepares the guest for a checkpoint, as far as possible, and reports whether forks of it
+// can have its programs.
+func (k checkpointer) prepare(ctx context.Context, s Session) (forkable bool) {
+	k.inGuest(ctx, s, func(ctx context.Context, g guestclient.Guest) (err error) {
+		err = g.PrepareFork(ctx)
+		forkable = err == nil
+		return errors.Join(err, flushFiles(ctx, g))
+	})
+	return forkable
+}
+
 // flush makes the guest write its files to the disk, as far as possible: the memory of a checkpoint
 // cannot be resumed once the host has another QEMU.
-func (k checkpointer) flush(ctx context.Context, s Session) {
+func (k checkpointer) flush(ctx context.Context, s Session) { k.inGuest(ctx, s, flushFiles) }
+
+func flushFiles(ctx context.Context, g guestclient.Guest) error {
+	return g.SSH.Run(ctx, "sync", ssh.IO{})
+}
+
+func (k checkpointer) inGuest(ctx context.Context, s Session, f func(context.Context, guestclient.Guest) error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := Connections{Paths: k.w.Sessions.Config.Paths}.DialOwn(ctx, s)
 	if err == nil {
 		defer conn.Close()
-		err = conn.Run(ctx, "sync", ssh.IO{})
+		err = f(ctx, s.Guest(conn))
 	}
 	if err != nil && ctx.Err() == nil {
-		k.w.Log.WarnContext(ctx, "failed to flush the guest's files", "error", err)
+		k.w.Log.WarnContext(ctx, "failed to prepare the guest for a checkpoint", "error", err)
 	}
 }
 

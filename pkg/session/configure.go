@@ -170,7 +170,7 @@ func (gs guestSetup) windows(ctx context.Context, s *Session, g guestclient.Gues
 // finishIdentity waits until the guest shares nothing with the image or snapshot that its
 // VM was made from: it has its own seed disk, disk size and file-system journal.
 func (gs guestSetup) finishIdentity(ctx context.Context, s Session, g guestclient.Guest) error {
-	if s.Status.From == golden.FromGeneric {
+	if s.Status.From == golden.FromGeneric { // not a fork of one
 		return nil
 	}
 	return gs.w.step(ctx, s.ID, "grow the disk", func(ctx context.Context, _ vm.Progress) error {

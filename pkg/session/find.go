@@ -35,14 +35,20 @@ func (r Request) labels() iter.Seq[string] {
 			yield(r.Label)
 			return
 		}
-		branch := r.Repo.Branch
+		freeLabels(r.Repo.Branch)(yield)
+	}
+}
+
+// freeLabels returns base, base-2, base-3 and so on. Without a base, it returns "", 2, 3 and so on.
+func freeLabels(base string) iter.Seq[string] {
+	return func(yield func(string) bool) {
 		for n := 1; ; n++ {
-			label := branch
+			label := base
 			switch {
-			case n > 1 && branch == "":
+			case n > 1 && base == "":
 				label = fmt.Sprint(n)
 			case n > 1:
-				label = fmt.Sprintf("%s-%d", branch, n)
+				label = fmt.Sprintf("%s-%d", base, n)
 			}
 			if !yield(label) {
 				return

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"net/netip"
 	"os"
 	"regexp"
@@ -66,38 +67,11 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	if err != nil {
 		return Session{}, false, nil, err
 	}
-	host, err := measureCapacity(m.Config)
-	if err != nil {
-		return Session{}, false, nil, err
-	}
-	budget, err := nameBudget(m.Config.Paths.LimaHome)
-	if err != nil {
-		return Session{}, false, nil, err
-	}
-	status, err := json.Marshal(Status{RequestedBy: m.requestedBy(ctx)})
-	if err != nil {
-		return Session{}, false, nil, err
-	}
 	id := cmp.Or(r.ID, ids.New())
-	var row store.Session
-	for label := range r.labels() {
-		spec.Numbered = label != cmp.Or(r.Label, r.Repo.Branch)
-		raw, err := json.Marshal(spec)
-		if err != nil {
-			return Session{}, false, nil, err
-		}
-		row, created, err = m.Store.Create(ctx, store.Session{
-			ID: id, Name: Name(r.Repo.Slug, label, id[:6], budget),
-			RepoKey: r.Repo.Key, Label: label, Repo: r.Repo.Slug, Task: r.Task, Phase: string(Creating), Desired: string(Ready), Spec: raw, Status: status,
-		}, phaseEvent("", Creating, Ready), func(others []store.Session) error {
-			return admit(others, spec.Resources, m.Config.Limits, host)
-		})
-		if err != nil {
-			return Session{}, false, nil, err
-		}
-		if created || row.ID == id {
-			break
-		}
+	asked := store.Session{ID: id, RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task}
+	row, created, err := m.insert(ctx, asked, spec, Status{RequestedBy: m.requestedBy(ctx)}, r.labels(), cmp.Or(r.Label, r.Repo.Branch))
+	if err != nil {
+		return Session{}, false, nil, err
 	}
 	if s, err = read(row, nil); err != nil {
 		return s, false, nil, err
@@ -110,6 +84,37 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	}
 	s, err = m.SetDesired(ctx, s, Ready)
 	return s, false, nil, err
+}
+
+// insert creates a session with the first of the labels that is free. Otherwise it returns the
+// session that has the last one, or has the id. asked is the label that the user asked for.
+func (m *Manager) insert(ctx context.Context, n store.Session, spec Spec, status Status, labels iter.Seq[string], asked string) (row store.Session, created bool, err error) {
+	host, err := measureCapacity(m.Config)
+	if err != nil {
+		return row, false, err
+	}
+	budget, err := nameBudget(m.Config.Paths.LimaHome)
+	if err != nil {
+		return row, false, err
+	}
+	n.Phase, n.Desired = string(Creating), string(Ready)
+	if n.Status, err = json.Marshal(status); err != nil {
+		return row, false, err
+	}
+	for label := range labels {
+		spec.Numbered = label != asked
+		n.Label, n.Name = label, Name(n.Repo, label, n.ID[:6], budget)
+		if n.Spec, err = json.Marshal(spec); err != nil {
+			return row, false, err
+		}
+		row, created, err = m.Store.Create(ctx, n, phaseEvent("", Creating, Ready), func(others []store.Session) error {
+			return admit(others, spec.Resources, m.Config.Limits, host)
+		})
+		if err != nil || created || row.ID == n.ID {
+			break
+		}
+	}
+	return row, created, err
 }
 
 // Check reports whether a session could be created from the request, as far as that

@@ -105,6 +105,8 @@ type Spec struct {
 	Numbered bool `json:"numbered,omitempty"`
 	// A new branch for the checkout.
 	NewBranch string `json:"new_branch,omitempty"`
+	// What the session is a fork of; nil for others.
+	Fork *ForkOf `json:"fork,omitempty"`
 }
 
 // Bounds are the rights of a session at the time when it submitted a subtask.
@@ -181,6 +183,7 @@ type Status struct {
 	Restore      *restoreRequest    `json:"restore,omitempty"`
 	// Why the last restore failed, nil if it did not.
 	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
+	Forked       bool                 `json:"forked,omitempty"`        // the fork has started, and no longer needs the checkpoint
 	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
 	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
 	Resumed      bool                 `json:"resumed,omitempty"`       // the last start resumed memory
@@ -298,7 +301,7 @@ type View struct {
 	Reachable       bool                 `json:"reachable,omitempty"` // its VM has an address
 	SSH             string               `json:"ssh,omitempty"`       // address while the VM runs
 	Accel           string               `json:"accel,omitempty"`
-	From            golden.From          `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool
+	From            golden.From          `json:"from,omitempty"` // what the VM was made from: generic, golden, warm, pool, fork
 	Enforced        bool                 `json:"enforced"`
 	Ports           []PublishedPort      `json:"ports,omitempty"`
 	Attention       *Attention           `json:"attention,omitempty"`     // while the VM runs
@@ -312,6 +315,7 @@ type View struct {
 	Restoring       string               `json:"restoring,omitempty"`     // the checkpoint that is being restored
 	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"` // why the last restore failed
 	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
+	ForkOf          string               `json:"fork_of,omitempty"`       // id of the session that it was forked from
 }
 
 // View returns s as --json shows it.
@@ -328,6 +332,9 @@ func (s Session) View() View {
 	v.Logins, v.RestoreError, v.Resumed = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed
 	if s.Status.Restore != nil {
 		v.Restoring = s.Status.Restore.Name
+	}
+	if s.Spec.Fork != nil {
+		v.ForkOf = s.Spec.Fork.Session
 	}
 	v.Usage = lifecycle.UsageOf(s.Session.Used)
 	switch life := s.Status.Lifetime; s.Phase {

@@ -2,7 +2,7 @@
 # Runs when a prepared guest shuts down, and removes everything that identifies it.
 set -u
 rm -f /etc/ssh/ssh_host_* /etc/ssh/agent-sessionizer/* /var/lib/systemd/random-seed \
-	/var/lib/docker/engine-id /var/lib/systemd/timesync/clock /etc/agent-guest/policy.json
+	/var/lib/docker/engine-id /var/lib/systemd/timesync/clock /etc/agent-guest/policy.json /var/lib/agent-sessionizer/seed-name
 rm -rf /var/lib/systemd/network/* /var/lib/dhcp/* /var/lib/cloud /var/lib/private/systemd/network/*
 [ -L /var/lib/dbus/machine-id ] || rm -f /var/lib/dbus/machine-id
 : >/etc/machine-id

@@ -166,6 +166,8 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"tokens":       these("500k", "2M", "10M", "none\tno limit"),
 		"task":         cobra.NoFileCompletions,
 		"remove":       one(Checkpoints(a)),
+		"number":       these("2", "3", "5"),
+		"label":        cobra.NoFileCompletions,
 	}
 }
 
@@ -243,6 +245,22 @@ func Checkpoints(a *app.App) Lister {
 		for _, c := range s.Checkpoints() {
 			if c.State == session.CheckpointComplete {
 				offer = append(offer, c.Name)
+			}
+		}
+		return offer
+	}
+}
+
+// Forkable offers the running sessions, and the complete checkpoints of all sessions after an "@".
+func Forkable(a *app.App) Lister {
+	return func(cmd *cobra.Command, _ []string) []string {
+		all := InStore(a, cmd)
+		offer := completionValues(all, session.Ready)
+		for _, s := range all {
+			for _, c := range s.Checkpoints() {
+				if c.State == session.CheckpointComplete {
+					offer = append(offer, s.Name+"@"+c.Name+"\tcheckpoint")
+				}
 			}
 		}
 		return offer

@@ -16,6 +16,10 @@ func Seed(context.Context, sys.Guest, func()) error { return errors.ErrUnsupport
 
 func Sleep(context.Context, sys.Guest) error { return errors.ErrUnsupported }
 
+func PrepareFork(context.Context, sys.Guest) error { return errors.ErrUnsupported }
+
+func AwaitFork(context.Context, sys.Guest, func()) error { return errors.ErrUnsupported }
+
 func SetHostname(sys.Guest, string) error { return errors.ErrUnsupported }
 
 func InInitrd() bool { return false }

@@ -95,6 +95,12 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 	if err := <-key; err != nil {
 		return err
 	}
+	copied := isCopy(s.guest, s.metadata.hostname)
+	if copied {
+		if err := s.renew(); err != nil {
+			return fmt.Errorf("renew the identity: %w", err)
+		}
+	}
 	if err := <-card; err != nil {
 		return err
 	}
@@ -127,7 +133,11 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 	if err := s.login.Close(); err != nil {
 		return err
 	}
-	if err := finishIdentity(ctx, s.guest, []bootTask{{"report the boot", sayBooted}, {"grow the disk", growRoot}}); err != nil {
+	tasks := []bootTask{{"report the boot", sayBooted}, {"grow the disk", growRoot}}
+	if copied {
+		tasks = append(tasks, bootTask{"start a new journal", newJournal})
+	}
+	if err := finishIdentity(ctx, s.guest, tasks); err != nil {
 		return err
 	}
 	s.late(ctx)

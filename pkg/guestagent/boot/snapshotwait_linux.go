@@ -40,19 +40,17 @@ func Sleep(ctx context.Context, g sys.Guest) error {
 	s := snapshotWaiter{guest: g}
 	err := s.prepare(ctx)
 	if err == nil {
-		err = s.wake(ctx)
+		_, err = s.port.WriteString("\n" + guestproto.AsleepMarker + "\n")
+	}
+	if err == nil {
+		err = s.takeIdentity(ctx)
 	}
 	if err != nil {
 		return poweroffWithError("setting the identity of the resumed VM failed", err)
 	}
-	if err := s.port.Close(); err != nil {
-		slog.Error("closing the identity port failed", "error", err)
-	}
-	if err := finishIdentity(ctx, g, []bootTask{{"insert the seed disk", s.rescanSeedDisk}, {"report the boot", sayBooted}, {"grow the disk", growRoot}, {"start a new journal", newJournal}}); err != nil {
+	if err := s.finish(ctx, bootTask{"grow the disk", growRoot}); err != nil {
 		return err
 	}
-	s.markStage("own_ms")
-	slog.Info("resumed from saved VM", s.steps...) // not earlier: the entry would go to the old journal
 	waitIdle(ctx)
 	_ = runBootTasks(ctx, []bootTask{{"provision", provision}}) // the machine works without it
 	return nil
@@ -90,7 +88,7 @@ func (s *snapshotWaiter) prepare(ctx context.Context) error {
 	if err := sys.Perform(ctx, "", "udevadm", "settle", "--timeout=120"); err != nil {
 		return err
 	}
-	if s.disk, err = removeSeedDisk(); err != nil {
+	if s.disk, err = removeSeedDisk(0); err != nil {
 		return fmt.Errorf("seed disk: %w", err)
 	}
 	warmCaches(ctx)
@@ -106,11 +104,8 @@ func (s *snapshotWaiter) prepare(ctx context.Context) error {
 	return nil
 }
 
-// wake reads the machine's identity from the host and applies it.
-func (s *snapshotWaiter) wake(ctx context.Context) error {
-	if _, err := s.port.WriteString("\n" + guestproto.AsleepMarker + "\n"); err != nil {
-		return err
-	}
+// takeIdentity waits for an identity from the host and applies it.
+func (s *snapshotWaiter) takeIdentity(ctx context.Context) error {
 	line, err := readLine(s.port, guestproto.MaxIdentity)
 	if err != nil {
 		return err
@@ -125,6 +120,11 @@ func (s *snapshotWaiter) wake(ctx context.Context) error {
 	// on them.
 	if err := errors.Join(setClock(id.Time), reseedRNG(id.Seed)); err != nil {
 		return fmt.Errorf("clock and random numbers: %w", err)
+	}
+	if s.disk == (scsiDisk{}) {
+		if err := s.dropParent(); err != nil {
+			return err
+		}
 	}
 	public, err := applyIdentity(s.guest, id)
 	if err != nil {
@@ -155,6 +155,20 @@ func (s *snapshotWaiter) wake(ctx context.Context) error {
 	return nil
 }
 
+// finish completes the identity after logins have become possible.
+func (s *snapshotWaiter) finish(ctx context.Context, more ...bootTask) error {
+	if err := s.port.Close(); err != nil {
+		slog.Error("closing the identity port failed", "error", err)
+	}
+	tasks := append([]bootTask{{"insert the seed disk", s.rescanSeedDisk}, {"report the boot", sayBooted}}, more...)
+	if err := finishIdentity(ctx, s.guest, append(tasks, bootTask{"start a new journal", newJournal})); err != nil {
+		return err
+	}
+	s.markStage("own_ms")
+	slog.Info("resumed from saved VM", s.steps...) // not earlier: the entry would go to the old journal
+	return nil
+}
+
 // applyIdentity writes the identity. It logs nothing of it.
 func applyIdentity(g sys.Guest, id guestproto.Identity) (public string, err error) {
 	if public, err = publicKey(id.HostKey); err != nil {
@@ -172,6 +186,7 @@ func applyIdentity(g sys.Guest, id guestproto.Identity) (public string, err erro
 		place(g, seedDir+"/boot_id", id.BootID+"\n", 0o444),
 		unix.Mount(g.Path(seedDir+"/boot_id"), bootID, "", unix.MS_BIND, ""),
 		setHostname(g, id.Hostname),
+		place(g, seedName, id.Hostname+"\n", 0o644),
 		writeHostKey(g, id.HostKey, public),
 		allow(g, id.User, login),
 	)
@@ -336,10 +351,10 @@ func syncRoot() error {
 // scsiDisk is the SCSI address at which the kernel can detect a disk again.
 type scsiDisk struct{ host, rest string }
 
-// removeSeedDisk unmounts the seed disk and makes the kernel forget it, including
-// its size and its cached content.
-func removeSeedDisk() (scsiDisk, error) {
-	if err := unix.Unmount(cidataMount, 0); err != nil {
+// removeSeedDisk unmounts the seed disk, as umount2(2) does with the flags, and makes the kernel
+// forget it, including its size and its cached content.
+func removeSeedDisk(flags int) (scsiDisk, error) {
+	if err := unix.Unmount(cidataMount, flags); err != nil {
 		return scsiDisk{}, err
 	}
 	const dev = "/sys/class/block/sr0/device"

@@ -75,6 +75,47 @@ func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) erro
 	})
 }
 
+// Fork implements vm.Checkpointer.
+func (d *Driver) Fork(ctx context.Context, name, id string, s vm.Spec, memory bool) error {
+	return d.faults.around(ctx, "fork", s.Name, func() error {
+		from, parent, err := d.existing(name)
+		if err != nil {
+			return err
+		}
+		to, err := d.machine(s.Name)
+		if err != nil {
+			return err
+		}
+		if _, err := readSpec(to); err == nil {
+			return nil
+		}
+		var is vm.Checkpoint
+		b, err := os.ReadFile(from.checkpoint(id) + ".json")
+		if err == nil {
+			err = json.Unmarshal(b, &is)
+		}
+		if err != nil {
+			return fmt.Errorf("fork %s: %w", name, err)
+		}
+		if memory && !is.Memory {
+			return fmt.Errorf("fork %s: %w", name, vm.ErrNotWoken)
+		}
+		if err := errors.Join(removeAll(to.dir), os.MkdirAll(to.dir, 0o700)); err != nil {
+			return err
+		}
+		if err := copyTree(ctx, from.checkpoint(id), to.root()); err != nil {
+			return err
+		}
+		if memory {
+			if err := os.WriteFile(to.file(forkFile), []byte(to.root()), 0o600); err != nil {
+				return err
+			}
+		}
+		s.Image, s.CPUs, s.Memory, s.Disk = parent.Image, parent.CPUs, parent.Memory, parent.Disk
+		return writeSpec(to, s)
+	})
+}
+
 // RemoveCheckpoint implements vm.Checkpointer.
 func (d *Driver) RemoveCheckpoint(_ context.Context, name, id string) error {
 	m, _, err := d.existing(name)

@@ -28,7 +28,7 @@
 //	 "kill_self_at": "start:before"}
 //
 // The operations are create, start, stop, delete, inspect, list, check, export, save,
-// checkpoint, suspend, restore, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
+// checkpoint, suspend, restore, fork, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
 // accepted, and then stalls or is closed). Each has error, code, hint, stall, match
 // (part of the VM's name), after (skip the first N times since the file changed) and
 // count (only N times). Two more are possible: ready, with never and panic; and exec,
@@ -149,14 +149,6 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 		if err := removeAll(m.dir); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
-		key, _, err := ssh.NewKey()
-		if err != nil {
-			return fmt.Errorf("create %s: %w", s.Name, err)
-		}
-		spec, err := json.MarshalIndent(s, "", "  ")
-		if err != nil {
-			return fmt.Errorf("create %s: %w", s.Name, err)
-		}
 		if err := writeRootFS(m, s.User); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
@@ -165,15 +157,28 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 				return fmt.Errorf("create %s: %w", s.Name, err)
 			}
 		}
-		if err := errors.Join(
-			os.WriteFile(m.file("host_key"), key, 0o600),
-			os.WriteFile(m.file("boot.sh"), []byte(s.Boot), 0o600),
-			atomicfile.Write(m.file("spec.json"), spec, 0o600),
-		); err != nil {
+		if err := writeSpec(m, s); err != nil {
 			return fmt.Errorf("create %s: %w", s.Name, err)
 		}
 		return nil
 	})
+}
+
+// writeSpec completes a new machine.
+func writeSpec(m machine, s vm.Spec) error {
+	key, _, err := ssh.NewKey()
+	if err != nil {
+		return err
+	}
+	spec, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(m.file("host_key"), key, 0o600),
+		os.WriteFile(m.file("boot.sh"), []byte(s.Boot), 0o600),
+		atomicfile.Write(m.file("spec.json"), spec, 0o600),
+	)
 }
 
 // Start implements vm.Driver.

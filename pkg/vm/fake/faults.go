@@ -51,6 +51,7 @@ type script struct {
 	Checkpoint fault  `json:"checkpoint"`
 	Suspend    fault  `json:"suspend"`
 	Restore    fault  `json:"restore"`
+	Fork       fault  `json:"fork"`
 	KillSelfAt string `json:"kill_self_at"`
 }
 
@@ -58,7 +59,7 @@ func (s script) op(name string) fault {
 	return map[string]fault{
 		"create": s.Create, "start": s.Start, "stop": s.Stop, "delete": s.Delete, "inspect": s.Inspect,
 		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec, "connect": s.Connect,
-		"export": s.Export, "save": s.Save, "wake": s.Wake, "checkpoint": s.Checkpoint, "suspend": s.Suspend, "restore": s.Restore,
+		"export": s.Export, "save": s.Save, "wake": s.Wake, "checkpoint": s.Checkpoint, "suspend": s.Suspend, "restore": s.Restore, "fork": s.Fork,
 	}[name]
 }
 

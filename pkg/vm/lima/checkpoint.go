@@ -162,7 +162,8 @@ func (d *Driver) suspend(ctx context.Context, c checkpoint, m meta, p vm.Progres
 	return is, d.restore(ctx, c, m, true)
 }
 
-// tidyDisks completes what a checkpoint of a VM that has ended since left undone.
+// tidyDisks completes what a checkpoint of a VM that has ended since left undone, and removes memory
+// that nothing needs.
 func tidyDisks(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -175,6 +176,10 @@ func tidyDisks(dir string) error {
 			err = os.Rename(path, filepath.Join(dir, filenames.DiffDisk))
 		case strings.HasPrefix(e.Name(), nextPrefix), strings.HasPrefix(e.Name(), newPrefix):
 			err = os.Remove(path)
+		case strings.HasPrefix(e.Name(), statePrefix): // of a fork that has woken, or of an incomplete checkpoint
+			if id := strings.TrimPrefix(e.Name(), statePrefix); !exists(checkpoint{dir: dir, id: id}.path(checkpointPrefix)) && !exists(filepath.Join(dir, forkFile)) {
+				err = os.Remove(path)
+			}
 		}
 		if err != nil {
 			return err
@@ -709,7 +714,7 @@ func (c checkpoint) flatten(ctx context.Context) {
 		err = clone(c.path(layerPrefix), flat)
 	}
 	if err == nil { // copies what the layers below have, and the base has not
-		err = qemuImg(ctx, "rebase", "-q", "-f", "qcow2", "-F", "qcow2", "-b", filenames.BaseDisk, flat)
+		err = qemuImg(ctx, "rebase", "-q", "-f", "qcow2", "-F", baseFormat(c.dir), "-b", filenames.BaseDisk, flat)
 	}
 	if err == nil {
 		err = flush(flat)

@@ -95,7 +95,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if s.Image.State != "" {
 		f = &fork{State: s.Image.State, Disk: s.Disk, User: s.User, AuthorizedKey: s.AuthorizedKey}
 	}
-	if err := d.make(s.Name, dir, y, m, f); err != nil {
+	if err := d.make(s.Name, dir, y, m, f, nil); err != nil {
 		return fmt.Errorf("create VM %s: %w", s.Name, explainOS(err))
 	}
 	return nil
@@ -116,13 +116,18 @@ func validate(yaml []byte, path, label string) error {
 }
 
 // make does what Lima's instance.Create does, but atomically: it makes a directory
-// beside the final one and renames it once it is on disk.
-func (d *Driver) make(name, dir string, yaml []byte, m meta, f *fork) error {
+// beside the final one and renames it once it is on disk. fill, which may be nil, adds files.
+func (d *Driver) make(name, dir string, yaml []byte, m meta, f *fork, fill func(tmp string) error) error {
 	tmp, err := os.MkdirTemp(d.home, asidePrefix(name)+"new-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp) // no longer exists if all went well
+	if fill != nil {
+		if err := fill(tmp); err != nil {
+			return err
+		}
+	}
 	files := map[string][]byte{filenames.LimaYAML: yaml, filenames.LimaVersion: []byte(limaVersion)}
 	if files[metaFile], err = json.Marshal(m); err != nil {
 		return err

@@ -105,7 +105,7 @@ func (f *fork) overlay(ctx context.Context, dir string) error {
 	if err := os.Remove(disk); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return overlay(ctx, cmp.Or(f.Base, filepath.Join(dir, filenames.BaseDisk)), disk)
+	return overlay(ctx, cmp.Or(f.Base, filenames.BaseDisk), disk)
 }
 
 // overlay makes a disk that contains what base does. A base without a directory is in that of the
@@ -161,7 +161,10 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		case w.hostKey != "" && w.hostKey != public:
 			return errors.New("the guest's host key differs from the one in its identity")
 		case w.hostKey != "":
-			return removeSynced(filepath.Join(dir, forkFile))
+			if err := removeSynced(filepath.Join(dir, forkFile)); err != nil || !strings.HasPrefix(filepath.Base(f.State), statePrefix) {
+				return err
+			}
+			return removeFile(f.State) // the fork's own name of a checkpoint's memory
 		}
 		if err := sleep(ctx, consolePoll); err != nil {
 			return fmt.Errorf("the guest did not take its identity in time: %w", err)

@@ -127,6 +127,9 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return vmRun{}, err
 	}
+	if err := relativeBase(ctx, dir); err != nil {
+		return vmRun{}, err
+	}
 	if _, err := exec.LookPath("ssh"); err != nil { // Lima's host agent logs in with it
 		return vmRun{}, explain(err.Error(), err)
 	}

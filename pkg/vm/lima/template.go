@@ -85,15 +85,9 @@ func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 
 // parseTemplate parses a template strictly, unlike Lima: a misspelled key is an error.
 func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
-	y := new(limayaml.LimaYAML)
-	disk := yaml.CustomUnmarshaler(func(dst *limayaml.Disk, b []byte) error { // Lima's short form is a bare name
-		if err := yaml.Unmarshal(b, &dst.Name); err == nil {
-			return nil
-		}
-		return yaml.UnmarshalWithOptions(b, dst, yaml.Strict())
-	})
-	if err := yaml.UnmarshalWithOptions(b, y, yaml.Strict(), disk); err != nil && !errors.Is(err, io.EOF) { // EOF means an empty template
-		return nil, templateError(label, err)
+	y, err := parseYAML(label, b)
+	if err != nil {
+		return nil, err
 	}
 	for i, p := range y.Provision {
 		// Ansible runs on the host, and a file is read from the host.
@@ -106,6 +100,20 @@ func parseTemplate(label string, b []byte) (*limayaml.LimaYAML, error) {
 	}
 	if len(y.Base) > 0 {
 		return nil, fail.New(fail.Usage, "%s: base: templates based on others are not supported", label)
+	}
+	return y, nil
+}
+
+func parseYAML(label string, b []byte) (*limayaml.LimaYAML, error) {
+	y := new(limayaml.LimaYAML)
+	disk := yaml.CustomUnmarshaler(func(dst *limayaml.Disk, b []byte) error { // Lima's short form is a bare name
+		if err := yaml.Unmarshal(b, &dst.Name); err == nil {
+			return nil
+		}
+		return yaml.UnmarshalWithOptions(b, dst, yaml.Strict())
+	})
+	if err := yaml.UnmarshalWithOptions(b, y, yaml.Strict(), disk); err != nil && !errors.Is(err, io.EOF) { // EOF means an empty template
+		return nil, templateError(label, err)
 	}
 	return y, nil
 }
@@ -139,15 +147,17 @@ func applySpec(y *limayaml.LimaYAML, s vm.Spec) error {
 	if img.Kernel != nil {
 		y.Firmware.LegacyBIOS = new(true)
 	}
+	return applyBootScript(y, s)
+}
+
+// applyBootScript adds the boot script. It is the first, so that the template's scripts run under
+// our rules.
+func applyBootScript(y *limayaml.LimaYAML, s vm.Spec) error {
 	boot, err := bootScript(s)
-	if err != nil {
-		return err
-	}
 	if boot != "" {
-		// First, so that the template's scripts run under our rules.
 		y.Provision = append([]limayaml.Provision{{Mode: limayaml.ProvisionModeBoot, Script: boot}}, y.Provision...)
 	}
-	return nil
+	return err
 }
 
 func image(i vm.Image) (limayaml.Image, error) {

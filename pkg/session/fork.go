@@ -1,0 +1,195 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+)
+
+// MaxForks limits how many forks one call creates.
+const MaxForks = 16
+
+// ForkOf names what a fork was made from.
+type ForkOf struct {
+	Session    string      `json:"session"`    // id
+	VM         string      `json:"vm"`         // of that session
+	Checkpoint string      `json:"checkpoint"` // the driver's id
+	Name       string      `json:"name,omitempty"`
+	Memory     bool        `json:"memory"`
+	From       golden.From `json:"from"` // what the first VM of the line was made from
+}
+
+// Fork creates sessions that continue from a checkpoint of s: they have its files and, where the
+// checkpoint has memory, its programs. Without a checkpoint, they continue from the present state of
+// s, which must run. The forks get the label, or the one of s, with a number.
+func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label string, count int) (forks []Session, err error) {
+	switch {
+	case count < 1 || count > MaxForks:
+		return nil, fail.New(fail.Usage, "the number of forks must be from 1 to %d, got %d", MaxForks, count)
+	case s.Task != "":
+		return nil, fail.New(fail.Conflict, "session %s belongs to task %s, and cannot be forked", s.Name, s.Task)
+	}
+	var c storedCheckpoint
+	if checkpoint != "" {
+		found := s.Status.checkpoint(checkpoint)
+		if found == nil {
+			return nil, noCheckpoint(s, checkpoint)
+		}
+		c = *found
+	} else {
+		id := ids.Hex(6)
+		defer func() { // the keeper removes it once all forks have their files
+			_, cerr := o.update(context.WithoutCancel(ctx), s, func(_ Phase, f *Status) error {
+				if c := f.checkpointByID(id); c != nil {
+					c.Remove = true
+				}
+				return nil
+			})
+			err = errors.Join(err, cerr)
+		}()
+		if c, err = o.create(ctx, s, id, "fork-"+id, true); err != nil {
+			return nil, err
+		}
+	}
+	of := ForkOf{Session: s.ID, VM: s.VM(), Checkpoint: c.ID, Memory: c.Memory, From: s.Status.From}
+	if !c.Temporary {
+		of.Name = c.Name
+	}
+	if s.Spec.Fork != nil {
+		of.From = s.Spec.Fork.From
+	}
+	switch {
+	case c.State != CheckpointComplete:
+		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s is %s", c.Name, s.Name, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
+	case c.Memory && !c.Forkable:
+		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s cannot be forked: its programs could not get an identity of their own", c.Name, s.Name).
+			WithHint("agent-sessionizer restore %s %s # then fork the session", s.Name, ssh.Quote(c.Name))
+	case !c.Memory && of.From == golden.FromGeneric:
+		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s has only a disk, of a generic image; a copy of it would keep the identity of the VM", c.Name, s.Name).
+			WithHint("agent-sessionizer image build --from debian # then open another session")
+	}
+	for range count {
+		f, err := o.fork(ctx, s, c, of, label, count == 1)
+		if err != nil {
+			if len(forks) > 0 {
+				err = fail.New(fail.CodeOf(err), "created %d of %d forks: %w", len(forks), count, err).WithHint("%s", fail.HintOf(err))
+			}
+			return forks, err
+		}
+		forks = append(forks, f)
+	}
+	return forks, nil
+}
+
+// fork creates one session.
+func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of ForkOf, label string, exact bool) (Session, error) {
+	m := o.Sessions
+	spec := s.Spec
+	spec.Fork = &of
+	was := s.Status
+	status := Status{
+		Net: was.Net, Budget: was.Budget, Project: was.Project, Dir: strings.TrimPrefix(was.Dir, was.Root), Base: was.Base, Target: was.Target,
+		From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
+	}
+	labels, asked := freeLabels(cmp.Or(label, s.Label)), label
+	if exact && label != "" {
+		labels = func(yield func(string) bool) { yield(label) }
+	}
+	n := store.Session{ID: ids.New(), RepoKey: s.RepoKey, Repo: s.Repo}
+	row, created, err := m.insert(ctx, n, spec, status, iter.Seq[string](labels), asked)
+	if err != nil {
+		return Session{}, err
+	}
+	f, err := read(row, nil)
+	if err != nil {
+		return f, err
+	}
+	if !created {
+		return f, fail.New(fail.Conflict, "%s exists already: session %s", f.DisplayName(), f.Name).WithHint("agent-sessionizer fork %s --label OTHER", s.Name)
+	}
+	err = m.wake(ctx, f.ID)
+	m.audit(ctx, audit.SessionForked, m.Actor, "session:"+f.ID, err, f.details(map[string]any{"fork_of": s.Name, "checkpoint": of.Name}))
+	return f, err
+}
+
+// isBeingForked reports whether a fork still needs a checkpoint to make its VM.
+func (m *Manager) isBeingForked(ctx context.Context, id string) (bool, error) {
+	rows, err := m.Store.Sessions(ctx, false)
+	if err != nil {
+		return false, err
+	}
+	for _, row := range rows {
+		s, err := read(row, nil)
+		if err != nil {
+			return false, err
+		}
+		if of := s.Spec.Fork; of != nil && of.Checkpoint == id && s.Phase == Creating && s.Desired == Ready && !s.Status.Forked {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// fork makes the VM of a fork. fromDisk says that the memory could not be resumed.
+func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
+	return b.w.step(ctx, s.ID, "fork the VM", func(ctx context.Context, _ vm.Progress) error {
+		of := *s.Spec.Fork
+		if m, err := b.w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
+			return nil
+		}
+		d, err := b.w.checkpointer().driver()
+		if err != nil {
+			return err
+		}
+		authorized, err := b.key(s.ID)
+		if err != nil {
+			return err
+		}
+		parent, err := b.w.Sessions.Get(ctx, of.Session)
+		if err == nil && parent.Phase == Gone {
+			err = fail.New(fail.NotFound, "session %s is gone", parent.Name)
+		}
+		if err == nil && s.Spec.Enforced {
+			err = b.w.Sessions.Gateway(*s).Inherit(ctx, b.w.Sessions.Gateway(parent))
+		}
+		if err != nil {
+			return err
+		}
+		if err := b.w.standbys().freeStandbyMemory(ctx, s.Spec.Resources.Memory); err != nil {
+			return err
+		}
+		fork := func(memory bool) error {
+			now, err := b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+				if f.Resumes = ""; memory {
+					f.Resumes = of.Checkpoint
+				}
+			})
+			if err != nil {
+				return err
+			}
+			*s = now
+			return d.Fork(ctx, of.VM, of.Checkpoint, vm.Spec{
+				Name: s.Name, User: guestclient.User, AuthorizedKey: authorized, Boot: guestclient.BootScript(), ExternalNet: s.Spec.Enforced,
+			}, memory)
+		}
+		if err = fork(of.Memory && !fromDisk); errors.Is(err, vm.ErrNotWoken) && of.From != golden.FromGeneric {
+			b.w.warn(ctx, s.ID, "", "%v; booting from its disk, without the programs", err)
+			err = fork(false)
+		}
+		if errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) == fail.NotFound {
+			return fail.New(fail.NotFound, "the checkpoint of session %s is gone: %w", parent.Name, err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+		}
+		return err
+	})
+}
