@@ -21,8 +21,36 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
+// talk is conversations with Claude Code in sessions.
+type talk struct {
+	*box
+	request *atomic.Value // the last one that a model got
+}
+
+func (k talk) screen(name string) string {
+	return k.MustIn(name, "tmux capture-pane -p -t agent:claude")
+}
+
+// claude returns the process of Claude Code, "" for none.
+func (k talk) claude(name string) string {
+	return strings.TrimSpace(k.In(name, "pgrep -u agent -x claude").Stdout)
+}
+
+// say sends a prompt to Claude Code, and waits until its API gets it.
+func (k talk) say(t *testing.T, name, text string) (conversation string) {
+	t.Helper()
+	k.MustIn(name, "tmux send-keys -t agent:claude -l '"+text+"'")
+	testenv.WaitFor(t, "the typed prompt", func() bool { return strings.Contains(k.screen(name), text) })
+	k.MustIn(name, "tmux send-keys -t agent:claude Enter")
+	testenv.WaitFor(t, "the request with "+text, func() bool {
+		conversation, _ = k.request.Load().(string)
+		return strings.Contains(conversation, text)
+	})
+	return conversation
+}
+
 // TestCheckpoint talks with the real Claude Code, makes a checkpoint, lets the agent damage
-// everything, and restores it: the conversation goes on. Then it suspends the session.
+// everything, and restores it: the conversation goes on. Then it suspends the session, and forks it.
 func TestCheckpoint(t *testing.T) {
 	zone["api.anthropic.com."] = []string{forgeAddr}
 	t.Cleanup(func() { delete(zone, "api.anthropic.com.") })
@@ -59,20 +87,10 @@ secrets:
 		}
 		return all[0]
 	}
-	screen := func() string { return b.MustIn(name, "tmux capture-pane -p -t agent:claude") }
-	claude := func() string { return strings.TrimSpace(b.In(name, "pgrep -u agent -x claude").Stdout) }
-	// say sends a prompt to Claude Code, and waits until its API gets it.
-	say := func(text string) (conversation string) {
-		t.Helper()
-		b.MustIn(name, "tmux send-keys -t agent:claude -l '"+text+"'")
-		testenv.WaitFor(t, "the typed prompt", func() bool { return strings.Contains(screen(), text) })
-		b.MustIn(name, "tmux send-keys -t agent:claude Enter")
-		testenv.WaitFor(t, "the request with "+text, func() bool {
-			conversation, _ = request.Load().(string)
-			return strings.Contains(conversation, text)
-		})
-		return conversation
-	}
+	talk := talk{b, &request}
+	screen := func() string { return talk.screen(name) }
+	claude := func() string { return talk.claude(name) }
+	say := func(text string) string { t.Helper(); return talk.say(t, name, text) }
 	was := ""
 	testenv.WaitFor(t, "Claude Code", func() bool {
 		at := view().Attention
@@ -152,8 +170,8 @@ secrets:
 		}
 	}
 	u.typed("C-b", "d")
-	if talk := say("recall GAMMA"); !strings.Contains(talk, "ALPHA") || strings.Contains(talk, "BETA") {
-		t.Errorf("conversation after the restore = %s, want ALPHA and not BETA", talk)
+	if said := say("recall GAMMA"); !strings.Contains(said, "ALPHA") || strings.Contains(said, "BETA") {
+		t.Errorf("conversation after the restore = %s, want ALPHA and not BETA", said)
 	}
 
 	// The restore is undone and done again.
@@ -172,9 +190,10 @@ secrets:
 	}
 	b.Asz("start", name)
 	intact("resumed")
-	if talk := say("finally EPSILON"); !strings.Contains(talk, "ALPHA") || !strings.Contains(talk, "DELTA") {
-		t.Errorf("conversation after the resumption = %s, want ALPHA and DELTA", talk)
+	if said := say("finally EPSILON"); !strings.Contains(said, "ALPHA") || !strings.Contains(said, "DELTA") {
+		t.Errorf("conversation after the resumption = %s, want ALPHA and DELTA", said)
 	}
+	checkForks(t, talk, name, pid)
 	b.Asz("checkpoints", name, "--remove", "talk", "--remove", session.BeforeRestore)
 	left, err := filepath.Glob(filepath.Join(b.Home, ".agent-vms", name, "agent-sessionizer-state-*"))
 	if err != nil || len(left) > 0 {
