@@ -100,6 +100,10 @@ func (s *snapshotWaiter) dropParent() (err error) {
 	if err := takeDown(s.card); err != nil {
 		return err
 	}
+	// A fork of a fork, or of a warm start, has its parent's boot_id on top of the kernel's.
+	if err := unix.Unmount(bootID, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
 	if s.disk, err = removeSeedDisk(unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("seed disk: %w", err)
 	}

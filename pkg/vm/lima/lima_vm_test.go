@@ -104,6 +104,11 @@ func crash(t *testing.T, dir string) {
 	for pid, is := range found {
 		killVerified(pid, is, dir)
 	}
+	for end := time.Now().Add(time.Minute); len(found) > 0; time.Sleep(10 * time.Millisecond) {
+		if found, err = family(dir); err != nil || time.Now().After(end) {
+			t.Fatalf("processes of the VM after SIGKILL = %v, %v, want none", found, err)
+		}
+	}
 	for _, file := range []string{filenames.HostAgentPID, "qemu.pid"} {
 		writePID(t, filepath.Join(dir, file), os.Getpid())
 	}
