@@ -222,6 +222,13 @@ func checkSessions(as func(ops.Scope) host) {
 	refused(reader, fail.Policy, ops.RestoreCheckpoint, kept)
 	refused(h, fail.Conflict, ops.RestoreCheckpoint, kept)
 	refused(h, fail.NotFound, ops.RemoveCheckpoint, kept)
+	fork := ops.ForkRequest{SessionPath: at}
+	refused(reader, fail.Policy, ops.ForkSession, fork)
+	refused(h, fail.Conflict, ops.ForkSession, fork)
+	fork.Body.Checkpoint = "one"
+	refused(h, fail.NotFound, ops.ForkSession, fork)
+	fork.Body.Label = "a b"
+	refused(h, fail.Usage, ops.ForkSession, fork)
 	refused(h, fail.Conflict, ops.StopSession, ops.StopRequest{SessionPath: at, Suspend: true})
 
 	// What a session may reach.

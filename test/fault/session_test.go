@@ -86,6 +86,12 @@ func TestCheckpointsUnderFaults(t *testing.T) {
 	killSessions(t, "a session that is restored and suspended", map[string]int{"keeper": 80}, (*world).restore)
 }
 
+// TestForksUnderFaults kills the command and the fork's keeper before and after each of their writes
+// to the store, while a session is forked.
+func TestForksUnderFaults(t *testing.T) {
+	killSessions(t, "a session that is forked", map[string]int{"fork": 6, "keeper": 50}, (*world).fork)
+}
+
 // killSessions calls live once for each write to the store, with an environment in which a process
 // is killed at that write.
 func killSessions(t *testing.T, what string, most map[string]int, live func(w *world, kill ...string) error) {
@@ -198,4 +204,42 @@ func (w *world) restore(kill ...string) error {
 		}
 	}
 	return nil
+}
+
+// fork forks a session, once the command is repeated until it succeeds. The session and the fork have
+// the same file, and each its own later. kill is in the environment of the first command that forks.
+func (w *world) fork(kill ...string) error {
+	deadline := time.Now().Add(patience)
+	if _, err := w.run(nil, "agent-sessionizer", "open", "-d", "--cpus", "1", "--memory", "512M", "--disk", "4G", "./repo"); err != nil {
+		return err
+	}
+	if _, err := w.run(nil, "agent-sessionizer", "exec", "repo", "--", "sh", "-c", "echo one >file"); err != nil {
+		return err
+	}
+	for env := kill; ; env = nil {
+		// The fork may exist: then exec waits for it.
+		out, err := w.run(env, "sh", "-c", "agent-sessionizer fork -d repo --label other || agent-sessionizer exec repo@other -- true")
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			logs, _ := w.run(nil, "agent-sessionizer", "logs", "repo@other")
+			return fmt.Errorf("fork: %w: %s\n%s", err, out, logs)
+		}
+	}
+	for _, c := range []struct{ session, command, want string }{
+		{"repo@other", "cat file; echo two >file", "one"},
+		{"repo", "cat file", "one"},
+		{"repo@other", "cat file", "two"},
+	} {
+		out, err := w.run(nil, "agent-sessionizer", "exec", c.session, "--", "sh", "-c", c.command)
+		if err == nil && strings.TrimSpace(out) != c.want {
+			err = fmt.Errorf("file of %s = %q, want %q", c.session, out, c.want)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := w.run(nil, "agent-sessionizer", "destroy", "--force", "repo", "repo@other")
+	return err
 }

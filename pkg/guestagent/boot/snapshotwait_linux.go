@@ -181,10 +181,11 @@ func applyIdentity(g sys.Guest, id guestproto.Identity) (public string, err erro
 	if _, err := findAccount(g, id.User); err != nil {
 		return "", err
 	}
+	if err := errors.Join(place(g, seedDir+"/boot_id", id.BootID+"\n", 0o444), unix.Mount(g.Path(seedDir+"/boot_id"), bootID, "", unix.MS_BIND, "")); err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
 	return public, errors.Join(
 		place(g, "/etc/machine-id", id.MachineID+"\n", 0o444),
-		place(g, seedDir+"/boot_id", id.BootID+"\n", 0o444),
-		unix.Mount(g.Path(seedDir+"/boot_id"), bootID, "", unix.MS_BIND, ""),
 		setHostname(g, id.Hostname),
 		place(g, seedName, id.Hostname+"\n", 0o644),
 		writeHostKey(g, id.HostKey, public),

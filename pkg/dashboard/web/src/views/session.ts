@@ -66,6 +66,10 @@ function header(s: Session): HTMLElement {
       const c = await post<{ name: string }>(`${path}/checkpoints`, {});
       fill(place, h("p", { class: "done", role: "status" }, "Checkpoint ", line(c.name, 40), " was created. To return to it: ", h("code", {}, `agent-sessionizer restore ${s.name} ${c.name}`)));
     }, { title: "Save the disk and the memory of the running session" }));
+    if (s.state === "ready" && !s.restoring && !s.task) buttons.push(action("Fork", place, async () => {
+      const { sessions } = await post<{ sessions: Session[] }>(`${path}/fork`, {});
+      for (const fork of sessions) location.hash = `#/sessions/${fork.id}/timeline`;
+    }, { title: "Create a session that continues from the present state of this one" }));
     if (["ready", "starting", "creating"].includes(s.state)) buttons.push(action("Stop", place, () => post(`${path}/stop`), { done: "Stopping" }));
     if (s.state !== "destroying") buttons.push(action("Destroy…", place, () => destroy(s)));
   }
@@ -75,7 +79,7 @@ function header(s: Session): HTMLElement {
     place,
     facts(["session", line(s.name, 100)], ["id", h("code", {}, s.id)], ["branch", line(s.branch ?? s.base?.branch, 80)], ["image", line(s.image, 60)], ["profile", line(s.profile, 60)],
       ["network", `${s.network_mode ?? ""}${s.enforced ? "" : " (not enforced)"}`], ["size", `${s.resources.cpus} CPUs, ${sizeText(s.resources.memory)}`],
-      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["created", ago(s.created_at)], ["lifetime", lifetime(s)],
+      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["fork of", s.fork_of && h("a", { href: `#/sessions/${s.fork_of}` }, s.fork_of)], ["created", ago(s.created_at)], ["lifetime", lifetime(s)],
       ["ports", s.ports?.map((p) => `${p.guest} → ${p.host ?? "none"}`).join(", ")]));
 }
 
