@@ -4,6 +4,8 @@ package bench
 
 import (
 	"encoding/json"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,16 +21,21 @@ const (
 	thePlainStop  = "stop"
 	theResume     = "start, suspended"
 	thePlainStart = "start, stopped"
+	theForks      = "fork -n 5"
+	theWarmForks  = "five warm starts at once"
 )
 
 const (
 	rowPause   = "pause of the session, ms"
 	rowCommand = "until the command returned, s"
 	rowSize    = "size, MB"
+	rowFive    = "until five sessions were ready, s"
 )
 
+const five = 5
+
 // TestLifecycleCheckpoints creates and restores checkpoints of one session, suspends and resumes it,
-// and stops and starts it.
+// stops and starts it, and compares forks with new sessions.
 func TestLifecycleCheckpoints(t *testing.T) {
 	_ = realvm.Prepare(t.Context()) // the session may start in any way
 	b := realvm.NewBox(t)
@@ -42,6 +49,7 @@ func TestLifecycleCheckpoints(t *testing.T) {
 			{key: "suspend_command", mine: theSuspend, other: thePlainStop},
 			{key: "resume_command", mine: theResume, other: thePlainStart},
 		}},
+		{name: rowFive, unit: "s", comparisons: []comparison{{key: "fork_five", mine: theForks, other: theWarmForks, aim: aim{atMost, 1}}}},
 	}})
 	b.Asz(openArgs("project")...)
 	for range runs() {
@@ -72,7 +80,22 @@ func TestLifecycleCheckpoints(t *testing.T) {
 			table.add(step.contender, sample{rowCommand: took(step.args...)})
 		}
 		b.Asz("checkpoints", "project", "--remove", c.Name, "--remove", session.BeforeRestore)
+		destroy := func() {
+			for _, s := range b.List()[1:] {
+				b.Asz("destroy", "--force", s.Name)
+			}
+		}
+		table.add(theForks, sample{rowFive: took("fork", "project", "-n", strconv.Itoa(five), "--json")})
+		destroy()
+		began := time.Now()
+		var opening sync.WaitGroup
+		for range five {
+			opening.Go(func() { b.Asz(append(openArgs("project"), "--new")...) })
+		}
+		opening.Wait()
+		table.add(theWarmForks, sample{rowFive: time.Since(began).Seconds()})
+		destroy()
 	}
-	table.done(t, runs(), theCheckpoint, theRestore, theSuspend, theResume, thePlainStop, thePlainStart)
+	table.done(t, runs(), theCheckpoint, theRestore, theSuspend, theResume, thePlainStop, thePlainStart, theForks, theWarmForks)
 	b.Asz("destroy", "--force", "project")
 }
