@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"iter"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
@@ -107,7 +106,7 @@ func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of
 		labels = func(yield func(string) bool) { yield(label) }
 	}
 	n := store.Session{ID: ids.New(), RepoKey: s.RepoKey, Repo: s.Repo}
-	row, created, err := m.insert(ctx, n, spec, status, iter.Seq[string](labels), asked)
+	row, created, err := m.insert(ctx, n, spec, status, labels, asked)
 	if err != nil {
 		return Session{}, err
 	}

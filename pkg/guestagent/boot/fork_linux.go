@@ -95,11 +95,10 @@ func (s *cloneBooter) renew() (err error) {
 	return err
 }
 
-// dropParent removes what a fork of a running machine has of its parent and would keep otherwise.
+// dropParent removes what a fork of a running machine has of its parent and would keep otherwise. The
+// card stays up: taking it down within a moment of the resumption can block for ever, because Linux
+// 6.12 waits in virtnet_close for work that waits for its lock.
 func (s *snapshotWaiter) dropParent() (err error) {
-	if err := takeDown(s.card); err != nil {
-		return err
-	}
 	// A fork of a fork, or of a warm start, has its parent's boot_id on top of the kernel's.
 	if err := unix.Unmount(bootID, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return err

@@ -88,20 +88,6 @@ func bringUp(card string, mac net.HardwareAddr) error {
 			return fmt.Errorf("%s: set the address: %w", card, err)
 		}
 	}
-	return setFlags(fd, card, true)
-}
-
-// takeDown takes a card down. It loses its addresses and routes.
-func takeDown(card string) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return setFlags(fd, card, false)
-}
-
-func setFlags(fd int, card string, up bool) error {
 	r, err := unix.NewIfreq(card)
 	if err != nil {
 		return err
@@ -109,13 +95,9 @@ func setFlags(fd int, card string, up bool) error {
 	if err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, r); err != nil {
 		return fmt.Errorf("%s: %w", card, err)
 	}
-	flags := r.Uint16() &^ unix.IFF_UP
-	if up {
-		flags |= unix.IFF_UP
-	}
-	r.SetUint16(flags)
+	r.SetUint16(r.Uint16() | unix.IFF_UP)
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r); err != nil {
-		return fmt.Errorf("%s: bring it up or down: %w", card, err)
+		return fmt.Errorf("%s: bring it up: %w", card, err)
 	}
 	return nil
 }

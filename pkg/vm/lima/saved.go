@@ -179,6 +179,11 @@ func (f *fork) resume(ctx context.Context, dir string) error {
 		return err
 	}
 	defer m.Close()
+	// No other machine needs to learn where the VM is now. Linux 6.12 can block for ever if its
+	// card is taken down while it announces that.
+	if _, err := m.do("migrate-set-parameters", map[string]any{"announce-rounds": 0}); err != nil {
+		return err
+	}
 	// Through a program, because QEMU before 8.2 cannot read a file itself.
 	if _, err := m.do("migrate-incoming", map[string]any{"uri": "exec:cat " + ssh.Quote(f.State)}); err != nil {
 		return err
