@@ -48,7 +48,7 @@ var (
 	RestoreCheckpoint = Operation[CheckpointPath, session.View]{Spec{
 		ID: "restoreCheckpoint", Method: http.MethodPost, Path: SessionsPath + "/{id}/checkpoints/{name}/restore", Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
 		Summary: "Return a session to a checkpoint",
-		About:   "The current state is saved as the checkpoint `before-restore`, which replaces an earlier one. The session has `restoring` until the restore completes, and `restore_error` if it failed.",
+		About:   "First, the current state is saved as the checkpoint `before-restore`; an older one is removed. The session has `restoring` until the restore completes, and `restore_error` if it failed.",
 	}, func(ctx context.Context, e *Engine, r *CheckpointPath) (session.View, error) {
 		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
 			return session.Checkpoints{Sessions: e.sessions()}.Restore(ctx, s, r.Name)
@@ -58,7 +58,7 @@ var (
 	ForkSession = Operation[ForkRequest, SessionList]{Spec{
 		ID: "forkSession", Method: http.MethodPost, Path: SessionsPath + "/{id}/fork", Tag: "sessions", Need: Admin, Status: http.StatusAccepted, Errors: []int{404, 409},
 		Summary: "Create sessions that continue from a checkpoint of a session",
-		About:   "Without a checkpoint, the forks continue from the present state. The answer comes once that is saved; the events of the forks show their progress.",
+		About:   "Without a checkpoint, the forks continue from the current state. The answer comes once that is saved; the events of the forks show their progress.",
 	}, func(ctx context.Context, e *Engine, r *ForkRequest) (list SessionList, err error) {
 		if r.Body.Label != "" && !validLabel(r.Body.Label) {
 			return list, badLabel(r.Body.Label).WithHint("agent-sessionizer fork SESSION --label fix-login")

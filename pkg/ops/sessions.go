@@ -98,7 +98,7 @@ type (
 	ForkRequest struct {
 		SessionPath
 		Body struct {
-			Checkpoint string `json:"checkpoint,omitempty" maxLength:"40" doc:"Default: the present state of the session, which must run." example:"before-refactoring"`
+			Checkpoint string `json:"checkpoint,omitempty" maxLength:"40" doc:"Default: the current state of the session, which must be running." example:"before-refactoring"`
 			Label      string `json:"label,omitempty" maxLength:"100" doc:"Label of the fork; several forks get a number as well. Default: the session's label and a number." example:"fix-login"`
 			Count      int    `json:"count,omitempty" minimum:"1" maximum:"16" default:"1" doc:"How many forks to create."`
 		}

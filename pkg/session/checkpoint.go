@@ -50,7 +50,7 @@ type Checkpoint struct {
 	Memory    bool                 `json:"memory"`             // whether programs resume, or the VM boots from its disk
 	Size      int64                `json:"size"`               // bytes on the host when it was created; the disk's part is shared with the session
 	Pause     int64                `json:"pause_ms,omitempty"` // how long the VM was paused
-	Forkable  bool                 `json:"forkable"`           // whether a fork can have its programs
+	Forkable  bool                 `json:"forkable"`           // whether fork accepts it
 	Secrets   bool                 `json:"secrets,omitempty"`  // its memory contains secrets that the settings put into the guest
 	Error     *lifecycle.ViewError `json:"error,omitempty"`    // why it failed
 }
@@ -59,6 +59,7 @@ type Checkpoint struct {
 type storedCheckpoint struct {
 	Checkpoint
 	ID          string `json:"id"`                    // of the driver's checkpoint
+	Prepared    bool   `json:"prepared,omitempty"`    // a fork of its memory can get an identity of its own
 	Temporary   bool   `json:"temporary,omitempty"`   // it was created for forks, and is not listed
 	Remove      bool   `json:"remove,omitempty"`      // it is to be removed, and no longer listed
 	By          string `json:"by,omitempty"`          // who requested it
@@ -79,6 +80,7 @@ func (s Session) Checkpoints() []Checkpoint {
 	all := []Checkpoint{}
 	for _, c := range s.Status.Checkpoints {
 		if !c.Remove && !c.Temporary {
+			c.Forkable = s.checkFork(c) == nil
 			all = append(all, c.Checkpoint)
 		}
 	}
@@ -101,6 +103,16 @@ func (f *Status) findCheckpoint(is func(storedCheckpoint) bool) *storedCheckpoin
 	return nil
 }
 
+// countCheckpoints returns the number of checkpoints that a user created.
+func (f *Status) countCheckpoints() (n int) {
+	for _, c := range f.Checkpoints {
+		if !c.Remove && !c.Temporary && c.Name != BeforeRestore {
+			n++
+		}
+	}
+	return n
+}
+
 // addCheckpoint adds a pending checkpoint. One with that name is removed.
 func (f *Status) addCheckpoint(name, id, by string) *storedCheckpoint {
 	if was := f.checkpoint(name); was != nil {
@@ -110,7 +122,7 @@ func (f *Status) addCheckpoint(name, id, by string) *storedCheckpoint {
 	return &f.Checkpoints[len(f.Checkpoints)-1]
 }
 
-// removeUnlisted has the driver's checkpoint removed that no user has created.
+// removeUnlisted schedules the removal of a driver's checkpoint that is not in the list.
 func (f *Status) removeUnlisted(id string) {
 	if id != "" && f.checkpointByID(id) == nil {
 		f.Checkpoints = append(f.Checkpoints, storedCheckpoint{ID: id, Remove: true})
@@ -149,7 +161,7 @@ type Checkpoints struct{ Sessions *Manager }
 // lowest free number. Create returns once the keeper has created it or failed to.
 func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkpoint, error) {
 	if name != "" && (!checkpointName.MatchString(name) || name == BeforeRestore) {
-		return Checkpoint{}, fail.New(fail.Usage, "a checkpoint's name has up to 40 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not %q; got %q", BeforeRestore, name)
+		return Checkpoint{}, fail.New(fail.Usage, "the name must be 1 to 40 letters, digits, dots, dashes or underscores, start with a letter or digit, and not be %q; got %q", BeforeRestore, name)
 	}
 	c, err := o.create(ctx, s, ids.Hex(6), name, false)
 	return c.Checkpoint, err
@@ -168,7 +180,7 @@ func (o Checkpoints) create(ctx context.Context, s Session, id, name string, tem
 		switch c := f.checkpoint(name); {
 		case c != nil && c.State != CheckpointFailed:
 			return fail.New(fail.Conflict, "session %s already has a checkpoint %s", s.Name, name).WithHint("agent-sessionizer checkpoints %s --remove %s", s.Name, name)
-		case c == nil && len(f.Checkpoints) >= maxCheckpoints:
+		case c == nil && !temporary && f.countCheckpoints() >= maxCheckpoints:
 			return fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
 		f.addCheckpoint(name, id, o.Sessions.Actor).Temporary = temporary
@@ -213,11 +225,11 @@ func (o Checkpoints) Remove(ctx context.Context, s Session, name string) (Sessio
 	return s, err
 }
 
-// Restore requests that a session returns to a checkpoint. The state that this replaces is saved as
+// Restore requests that a session return to a checkpoint. The state that this replaces is saved as
 // BeforeRestore.
 func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Session, error) {
 	if s.Task != "" {
-		return s, fail.New(fail.Conflict, "session %s belongs to task %s, and cannot be restored", s.Name, s.Task)
+		return s, fail.New(fail.Conflict, "restore session %s: it belongs to task %s", s.Name, s.Task)
 	}
 	request := func(phase Phase, f *Status) error {
 		c := f.checkpoint(name)
@@ -300,7 +312,7 @@ func (k checkpointer) driver() (vm.Checkpointer, error) {
 	return d, nil
 }
 
-// settle lets a VM go on that a dead keeper may have left paused.
+// settle resumes a VM that a crashed keeper may have left paused.
 func (k checkpointer) settle(ctx context.Context, s Session) error {
 	d, err := k.driver()
 	if err != nil {
@@ -350,20 +362,22 @@ func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint)
 // create creates a pending checkpoint, and records the result.
 func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint) error {
 	var is vm.Checkpoint
-	forkable := false
+	prepared := false
 	err := k.w.step(ctx, s.ID, "create a checkpoint", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
 		if err = errors.Join(err, k.checkSpace(s)); err != nil {
 			return err
 		}
-		forkable = k.prepare(ctx, s)
+		prepared = k.prepare(ctx, s)
 		is, err = d.Checkpoint(ctx, s.VM(), c.ID, p)
 		return err
 	})
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the session ends, or the next keeper continues
 	}
-	k.w.Sessions.audit(ctx, audit.CheckpointCreated, c.By, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	if !c.Temporary {
+		k.w.Sessions.audit(ctx, audit.CheckpointCreated, c.By, "session:"+s.ID, err, s.details(map[string]any{"checkpoint": c.Name}))
+	}
 	secrets := k.guestHasSecrets(s)
 	_, updateErr := k.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		switch now := f.checkpointByID(c.ID); {
@@ -372,7 +386,7 @@ func (k checkpointer) create(ctx context.Context, s Session, c storedCheckpoint)
 			now.State, now.Error = CheckpointFailed, k.viewError(err)
 		default:
 			now.complete(is, f, secrets)
-			now.Forkable = forkable || !is.Memory
+			now.Prepared = prepared
 		}
 	})
 	return updateErr
@@ -391,21 +405,21 @@ func (k checkpointer) checkSpace(s Session) error {
 	}
 	need, reserve := 2*s.Spec.Resources.Memory, k.w.Sessions.Config.Limits.DiskReserve
 	if h.FreeDisk < need+reserve {
-		return fail.New(fail.Host, "saving the memory of %s needs up to %v, and %v in reserve; %s has %v free", s.Name, need, reserve, h.DiskDir, h.FreeDisk).
+		return fail.New(fail.Host, "save the memory of %s: up to %v and a reserve of %v are needed, %s has %v free", s.Name, need, reserve, h.DiskDir, h.FreeDisk).
 			WithHint("agent-sessionizer prune")
 	}
 	return nil
 }
 
-// prepare prepares the guest for a checkpoint, as far as possible, and reports whether forks of it
-// can have its programs.
-func (k checkpointer) prepare(ctx context.Context, s Session) (forkable bool) {
+// prepare prepares the guest for a checkpoint, as far as possible, and reports whether forks of its
+// memory can get an identity of their own.
+func (k checkpointer) prepare(ctx context.Context, s Session) (prepared bool) {
 	k.inGuest(ctx, s, func(ctx context.Context, g guestclient.Guest) (err error) {
 		err = g.PrepareFork(ctx)
-		forkable = err == nil
+		prepared = err == nil
 		return errors.Join(err, flushFiles(ctx, g))
 	})
-	return forkable
+	return prepared
 }
 
 // flush makes the guest write its files to the disk, as far as possible: the memory of a checkpoint
@@ -635,7 +649,7 @@ func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) 
 	return s, s.Status.Suspend
 }
 
-// bootFromDisk makes a VM boot whose memory cannot be resumed.
+// bootFromDisk prepares a VM to boot from its disk because its memory cannot be resumed.
 func (k checkpointer) bootFromDisk(ctx context.Context, s *Session, cause error) error {
 	k.w.warn(ctx, s.ID, "", "%v; booting from its disk, without the programs that ran", cause)
 	d, err := k.driver()

@@ -26,18 +26,19 @@ type ForkOf struct {
 	Checkpoint string      `json:"checkpoint"` // the driver's id
 	Name       string      `json:"name,omitempty"`
 	Memory     bool        `json:"memory"`
-	From       golden.From `json:"from"` // what the first VM of the line was made from
+	From       golden.From `json:"from"` // how the VM of its oldest ancestor was made
 }
 
 // Fork creates sessions that continue from a checkpoint of s: they have its files and, where the
-// checkpoint has memory, its programs. Without a checkpoint, they continue from the present state of
-// s, which must run. The forks get the label, or the one of s, with a number.
+// checkpoint has memory, its programs. Without a checkpoint, they continue from the current state of
+// s, which must be running. A single fork gets exactly the label, if one is given. Otherwise a number
+// is added to the label, or to that of s. After an error, the forks that were created stay.
 func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label string, count int) (forks []Session, err error) {
 	switch {
 	case count < 1 || count > MaxForks:
-		return nil, fail.New(fail.Usage, "the number of forks must be from 1 to %d, got %d", MaxForks, count)
+		return nil, fail.New(fail.Usage, "fork session %s: the number of forks must be from 1 to %d, got %d", s.Name, MaxForks, count)
 	case s.Task != "":
-		return nil, fail.New(fail.Conflict, "session %s belongs to task %s, and cannot be forked", s.Name, s.Task)
+		return nil, fail.New(fail.Conflict, "fork session %s: it belongs to task %s", s.Name, s.Task)
 	}
 	var c storedCheckpoint
 	if checkpoint != "" {
@@ -61,34 +62,57 @@ func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label stri
 			return nil, err
 		}
 	}
-	of := ForkOf{Session: s.ID, VM: s.VM(), Checkpoint: c.ID, Memory: c.Memory, From: s.Status.From}
+	if err := s.checkFork(c); err != nil {
+		return nil, err
+	}
+	of := ForkOf{Session: s.ID, VM: s.VM(), Checkpoint: c.ID, Memory: c.Memory, From: s.origin()}
 	if !c.Temporary {
 		of.Name = c.Name
-	}
-	if s.Spec.Fork != nil {
-		of.From = s.Spec.Fork.From
-	}
-	switch {
-	case c.State != CheckpointComplete:
-		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s is %s", c.Name, s.Name, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
-	case c.Memory && !c.Forkable:
-		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s cannot be forked: its programs could not get an identity of their own", c.Name, s.Name).
-			WithHint("agent-sessionizer restore %s %s # then fork the session", s.Name, ssh.Quote(c.Name))
-	case !c.Memory && of.From == golden.FromGeneric:
-		return nil, fail.New(fail.Conflict, "checkpoint %s of session %s has only a disk, of a generic image; a copy of it would keep the identity of the VM", c.Name, s.Name).
-			WithHint("agent-sessionizer image build --from debian # then open another session")
 	}
 	for range count {
 		f, err := o.fork(ctx, s, c, of, label, count == 1)
 		if err != nil {
 			if len(forks) > 0 {
-				err = fail.New(fail.CodeOf(err), "created %d of %d forks: %w", len(forks), count, err).WithHint("%s", fail.HintOf(err))
+				var names []string
+				for _, f := range forks {
+					names = append(names, f.Name)
+				}
+				err = fail.New(fail.CodeOf(err), "created %d of %d forks (%s): %w", len(forks), count, strings.Join(names, ", "), err).WithHint("%s", fail.HintOf(err))
 			}
 			return forks, err
 		}
 		forks = append(forks, f)
 	}
 	return forks, nil
+}
+
+// origin returns how the VM of s, or of its oldest ancestor, was made.
+func (s Session) origin() golden.From {
+	if s.Spec.Fork != nil {
+		return s.Spec.Fork.From
+	}
+	return s.Status.From
+}
+
+// checkFork returns why a checkpoint of s cannot be forked, nil if it can.
+func (s Session) checkFork(c storedCheckpoint) error {
+	what := "checkpoint " + ssh.Quote(c.Name) + " of session " + s.Name
+	if c.Temporary {
+		what = "session " + s.Name
+	}
+	switch {
+	case c.State != CheckpointComplete:
+		return fail.New(fail.Conflict, "fork %s: it is %s", what, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
+	case c.Memory && !c.Prepared && c.Temporary:
+		return fail.New(fail.Failure, "fork %s: the guest could not be prepared for forks", what).WithHint("agent-sessionizer logs --of keeper %s", s.Name)
+	case c.Memory && !c.Prepared:
+		return fail.New(fail.Conflict, "fork %s: the guest was not prepared for forks when it was saved", what).
+			WithHint("agent-sessionizer restore %s %s # then fork the session", s.Name, ssh.Quote(c.Name))
+	case !c.Memory && s.origin() == golden.FromGeneric:
+		return fail.New(fail.Conflict, "fork %s: it has no memory, and a fork would keep the identity of a VM that was made from a generic image", what).
+			WithHint("agent-sessionizer image build --from debian # then open another session")
+	}
+	return nil
 }
 
 // fork creates one session.
@@ -115,10 +139,11 @@ func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of
 		return f, err
 	}
 	if !created {
-		return f, fail.New(fail.Conflict, "%s exists already: session %s", f.DisplayName(), f.Name).WithHint("agent-sessionizer fork %s --label OTHER", s.Name)
+		return f, fail.New(fail.Conflict, "create the fork %s: session %s already has that label", f.DisplayName(), f.Name).
+			WithHint("agent-sessionizer fork %s", ssh.Quote(withLabel(s.Name, of.Name)))
 	}
 	err = m.wake(ctx, f.ID)
-	m.audit(ctx, audit.SessionForked, m.Actor, "session:"+f.ID, err, f.details(map[string]any{"fork_of": s.Name, "checkpoint": of.Name}))
+	m.audit(ctx, audit.SessionForked, m.Actor, "session:"+f.ID, err, f.details(map[string]any{"fork_of": s.ID, "checkpoint": of.Name}))
 	return f, err
 }
 
@@ -140,7 +165,7 @@ func (m *Manager) isBeingForked(ctx context.Context, id string) (bool, error) {
 	return false, nil
 }
 
-// fork makes the VM of a fork. fromDisk says that the memory could not be resumed.
+// fork makes the VM of a fork. If fromDisk is set, it does not resume the memory.
 func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
 	return b.w.step(ctx, s.ID, "fork the VM", func(ctx context.Context, _ vm.Progress) error {
 		of := *s.Spec.Fork
@@ -156,10 +181,7 @@ func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
 			return err
 		}
 		parent, err := b.w.Sessions.Get(ctx, of.Session)
-		if err == nil && parent.Phase == Gone {
-			err = fail.New(fail.NotFound, "session %s is gone", parent.Name)
-		}
-		if err == nil && s.Spec.Enforced {
+		if err == nil && s.Spec.Enforced && parent.Phase != Gone {
 			err = b.w.Sessions.Gateway(*s).Inherit(ctx, b.w.Sessions.Gateway(parent))
 		}
 		if err != nil {
@@ -183,11 +205,11 @@ func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
 			}, memory)
 		}
 		if err = fork(of.Memory && !fromDisk); errors.Is(err, vm.ErrNotWoken) && of.From != golden.FromGeneric {
-			b.w.warn(ctx, s.ID, "", "%v; booting from its disk, without the programs", err)
+			b.w.warn(ctx, s.ID, "", "%v; booting from the disk, without the programs", err)
 			err = fork(false)
 		}
 		if errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) == fail.NotFound {
-			return fail.New(fail.NotFound, "the checkpoint of session %s is gone: %w", parent.Name, err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+			return fail.New(fail.NotFound, "the checkpoint of session %s no longer exists: %w", parent.Name, err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 		}
 		return err
 	})

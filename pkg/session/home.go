@@ -70,7 +70,7 @@ func (h homeFiles) bringDotfiles(ctx context.Context, s Session, g guestclient.G
 		}
 		limited, cancel := limit(ctx)
 		defer cancel()
-		notes, err := g.BringDotfiles(limited, &archive, !s.Status.WasReady)
+		notes, err := g.BringDotfiles(limited, &archive, s.isUntouched())
 		if isGuestFault(ctx, err) {
 			notes, err = []string{err.Error()}, nil
 		}
@@ -95,6 +95,9 @@ func (h homeFiles) warnLeftOut(ctx context.Context, id, hint, what string, notes
 		h.w.warn(ctx, id, hint, "%s: %s", what, strings.Join(notes, "; "))
 	}
 }
+
+// isUntouched reports whether no user or agent has worked in the guest of s yet.
+func (s Session) isUntouched() bool { return !s.Status.WasReady && s.Spec.Fork == nil }
 
 // savePatterns returns what the settings say about saving the home of s.
 func savePatterns(c *config.Config, s Session) (guestclient.SavePatterns, error) {
@@ -135,7 +138,7 @@ func (h homeFiles) restoreSavedHome(ctx context.Context, s Session, g guestclien
 		err := h.w.step(ctx, s.ID, "restore the saved home", func(ctx context.Context, _ vm.Progress) error {
 			limited, cancel := limit(ctx)
 			defer cancel()
-			notes, err := g.RestoreHome(limited, save, archive, !s.Status.WasReady)
+			notes, err := g.RestoreHome(limited, save, archive, s.isUntouched())
 			h.warnLeftOut(ctx, s.ID, "", "saved files not restored", notes)
 			return err
 		})

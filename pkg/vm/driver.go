@@ -199,12 +199,12 @@ type Checkpointer interface {
 	// an id, the VM gets the disk of the checkpoint that it was about to resume.
 	Restore(ctx context.Context, name, id string, memory bool) error
 
-	// Fork creates the VM s.Name from a checkpoint of another VM, which may run. The fork has the
-	// other VM's image and size, whatever s says, and its own copy of the checkpoint's disk: it does
-	// not need the other VM afterwards. Its first Start resumes the memory if memory is set, and
-	// gives the guest an identity of its own, which needs "agent-guest fork wait" in the memory.
-	// Otherwise it boots from the disk. Fork returns ErrNotWoken, wrapped, for memory that this host
-	// cannot resume. An existing VM of that name stays unchanged.
+	// Fork creates the VM s.Name from a checkpoint of the VM name, which may be running. It takes
+	// image and size from that VM, and ignores those in s. The fork is independent: the parent may be
+	// deleted afterwards. If memory is set, the first Start resumes the memory and gives the guest a
+	// new identity; for that, "agent-guest fork wait" must have been running at the checkpoint.
+	// Otherwise the first Start boots from the disk. Fork returns ErrNotWoken, wrapped, for memory
+	// that this host cannot resume. If s.Name exists already, Fork leaves it unchanged.
 	Fork(ctx context.Context, name, id string, s Spec, memory bool) error
 
 	// RemoveCheckpoint removes a checkpoint. A missing one is a success. The VM keeps running or

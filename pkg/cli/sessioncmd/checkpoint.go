@@ -63,7 +63,7 @@ func runCheckpoint(ctx context.Context, a *app.App, o checkpointOptions, args []
 	}
 	a.Con.Say("%s: checkpoint %s contains %s (%s)%s", s.Name, c.Name, contents(c), measure.Size(c.Size).Human(), pause)
 	if c.Secrets {
-		a.Con.Warn("the checkpoint contains secrets that were delivered to the guest (guest: true)")
+		a.Con.Warn("the checkpoint contains secrets (guest: true)")
 	}
 	return nil
 }
@@ -98,13 +98,15 @@ func NewCheckpointsCmd(a *app.App) *cobra.Command {
 	var o checkpointOptions
 	cmd := &cobra.Command{
 		Use: "checkpoints SESSION", Short: "List or remove the checkpoints of a session",
+		Long: `List or remove the checkpoints of a session. SIZE is the space that the checkpoint took when
+it was created. A pending checkpoint is still being written.`,
 		Example: `  agent-sessionizer checkpoints repo
   agent-sessionizer checkpoints repo --remove 1`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runCheckpoints(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the checkpoints as JSON")
-	cmd.Flags().StringArrayVar(&o.remove, "remove", nil, "remove the checkpoint of this name; repeatable")
+	cmd.Flags().StringArrayVar(&o.remove, "remove", nil, "`NAME` of a checkpoint to remove; repeatable")
 	return cmd
 }
 
@@ -139,7 +141,7 @@ func runCheckpoints(ctx context.Context, a *app.App, o checkpointOptions, what s
 		case c.Error != nil:
 			note = c.Error.Message
 		case c.Secrets:
-			note = "contains secrets of the guest"
+			note = "contains secrets (guest: true)"
 		}
 		rows = append(rows, []string{c.Name, console.Ago(c.CreatedAt), string(c.State), contents(c), measure.Size(c.Size).Human(), cmp.Or(note, "-")})
 	}
@@ -158,8 +160,8 @@ func NewRestoreCmd(a *app.App) *cobra.Command {
 checkpoint contains memory that this host can resume; otherwise the VM boots from the
 checkpoint's disk. Network connections are closed. A stopped session is started.
 
-The current state is saved as the checkpoint "before-restore", which replaces an earlier
-one, so that you can undo the restore.`,
+Before that, the current state is saved as the checkpoint "before-restore", so that you can
+undo the restore. An older "before-restore" is removed.`,
 		Example: `  agent-sessionizer restore repo 1
   agent-sessionizer restore repo before-restore    undo the restore`,
 		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready, session.Stopped), complete.Checkpoints(a)),

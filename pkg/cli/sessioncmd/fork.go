@@ -20,32 +20,38 @@ type forkOptions struct {
 	count        int
 	label        string
 	detach, json bool
+	given        []string // the flags given, for hints that repeat them
 }
 
 // NewForkCmd returns the command that creates sessions from a session.
 func NewForkCmd(a *app.App) *cobra.Command {
 	var o forkOptions
 	cmd := &cobra.Command{
-		Use: "fork SESSION[@CHECKPOINT]", Short: "Create sessions that continue from a session's state",
-		Long: `Create sessions that continue from the present state of a running session, or from one of
-its checkpoints. A fork has the files and programs of that moment, and its own VM, network
-gateway and token. Secrets are resolved again. Network connections are closed. A fork of a
-checkpoint without memory, as on macOS (vz), boots from its disk.
+		Use: "fork SESSION[@CHECKPOINT]", Short: "Fork a session or one of its checkpoints",
+		Long: `Create sessions that continue from the current state of a running session, or from one of
+its checkpoints. The original keeps running. A fork starts with the original's files and
+programs, and has its own VM, network gateway and token. Secrets are resolved again.
+Network connections are closed. If the memory cannot be resumed, or the checkpoint has
+none, as on macOS (vz), the fork boots from the disk.
 
-A fork is another session of the repository. It gets the first free label: owner/repo@2,
-owner/repo@3, …, or LABEL, LABEL-2, …
+A fork is another session of the repository. Without --label, it gets its session's label
+and the next free number: owner/repo@2, or owner/repo@dev-2. With --label, one fork gets
+exactly LABEL; several forks get LABEL, LABEL-2, …
 
-You attach to a single fork. With -d or several forks, the command waits until they are
-ready.`,
+By default, the command attaches to the fork. With -d or with several forks, it waits until
+all are ready and prints their names.`,
 		Example: `  agent-sessionizer fork repo
   agent-sessionizer fork repo@before-refactoring --label other-way
   agent-sessionizer fork repo -n 3`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Forkable(a)),
-		RunE: func(cmd *cobra.Command, args []string) error { return runFork(cmd.Context(), a, o, args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.given = app.ChangedFlags(cmd)
+			return runFork(cmd.Context(), a, o, args[0])
+		},
 	}
-	cmd.Flags().IntVarP(&o.count, "number", "n", 1, "create `N` forks")
-	cmd.Flags().StringVar(&o.label, "label", "", "`LABEL` of the fork (default: the session's label and a number)")
-	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "do not attach when the fork is ready")
+	cmd.Flags().IntVarP(&o.count, "number", "n", 1, "number `N` of forks, 1 to 16")
+	cmd.Flags().StringVar(&o.label, "label", "", "`LABEL` of the fork (default the session's label and a number)")
+	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "do not attach; wait until the fork is ready")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the forks as JSON when they are ready (implies -d)")
 	return cmd
 }
@@ -64,7 +70,7 @@ func runFork(ctx context.Context, a *app.App, o forkOptions, what string) error 
 			return err
 		}
 		if !app.Interactive() {
-			return fail.New(fail.Usage, "attach to session: no terminal").WithHint("agent-sessionizer fork -d %s", ssh.Quote(what))
+			return fail.New(fail.Usage, "attach to the fork: no terminal").WithHint("agent-sessionizer fork %s", ssh.Quote(append(o.given, "-d", what)...))
 		}
 	}
 	r := ops.ForkRequest{SessionPath: ops.SessionPath{ID: s.ID}}
@@ -83,18 +89,18 @@ func runFork(ctx context.Context, a *app.App, o forkOptions, what string) error 
 	var errs []error
 	for i, f := range list.Sessions {
 		f, err := app.Follow(ctx, a, h, f, session.Ready)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		errs = append(errs, err)
+		if f.ID != "" {
+			list.Sessions[i] = f
 		}
-		if list.Sessions[i] = f; !o.json {
+		if err == nil && !o.json {
 			a.Printf("%s\n", f.Name)
 		}
 	}
-	if err := errors.Join(errs...); err != nil || !o.json {
-		return err
+	if o.json {
+		errs = append(errs, a.Con.JSON(list.Sessions))
 	}
-	return a.Con.JSON(list.Sessions)
+	return errors.Join(errs...)
 }
 
 // findCheckpoint finds a session, or the session and the checkpoint that follows the last "@".
@@ -108,7 +114,10 @@ func findCheckpoint(ctx context.Context, a *app.App, what string) (h ops.Host, s
 		return h, s, "", err
 	}
 	h, other, otherErr := app.Named(ctx, a, what[:at])
-	if otherErr != nil || other.ID == s.ID {
+	switch {
+	case err != nil && otherErr != nil && fail.CodeOf(otherErr) != fail.NotFound: // such as an ambiguous name
+		return h, s, "", otherErr
+	case otherErr != nil, other.ID == s.ID:
 		return h, s, "", err
 	}
 	list, otherErr := ops.ListCheckpoints.On(ctx, h, ops.SessionPath{ID: other.ID})
@@ -119,7 +128,7 @@ func findCheckpoint(ctx context.Context, a *app.App, what string) (h ops.Host, s
 		switch {
 		case c.Name != what[at+1:]:
 		case err == nil:
-			return h, s, "", fail.New(fail.Usage, "%q is the session %s and a checkpoint of the session %s", what, s.Name, other.Name).
+			return h, s, "", fail.New(fail.Usage, "%q is ambiguous: it names session %s and a checkpoint of session %s", what, s.Name, other.Name).
 				WithHint("agent-sessionizer fork %s, or: agent-sessionizer fork %s", s.Name, ssh.Quote(other.Name+"@"+c.Name))
 		default:
 			return h, other, c.Name, nil

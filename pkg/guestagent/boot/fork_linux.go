@@ -18,14 +18,14 @@ import (
 )
 
 // identityUnit waits, in a running machine, for the identity of a fork. The host sends one only to
-// forks, so in the machine itself the unit waits until the end.
+// forks. In the original machine, the unit waits until shutdown.
 const identityUnit = "agent-identity.service"
 
 // seedName contains the name that the machine had on its seed disk when it last booted.
 const seedName = "/var/lib/agent-sessionizer/seed-name"
 
-// PrepareFork makes a running machine ready for a checkpoint of which forks are made: it starts
-// what gives a fork its own identity. It may be repeated.
+// PrepareFork prepares a running machine for checkpoints that can be forked: it starts identityUnit.
+// It may be repeated.
 func PrepareFork(ctx context.Context, g sys.Guest) error {
 	if err := g.NeedRoot("fork prepare"); err != nil {
 		return err
@@ -46,9 +46,8 @@ func PrepareFork(ctx context.Context, g sys.Guest) error {
 		"--service-type=notify", "--property=NotifyAccess=main", "--property=KillSignal=SIGKILL", sys.Binary, "fork", "wait")
 }
 
-// AwaitFork waits for an identity from the host, which makes this machine a fork, and applies it. It
-// calls ready when it waits. A fork that cannot renew every part of the identity powers off
-// instead.
+// AwaitFork waits for an identity from the host and applies it. It calls ready once it is waiting. If
+// any part cannot be applied, it powers the fork off.
 func AwaitFork(ctx context.Context, g sys.Guest, ready func()) error {
 	if err := g.NeedRoot("fork wait"); err != nil {
 		return err
@@ -81,7 +80,7 @@ func isCopy(g sys.Guest, name string) bool {
 	return old != ""
 }
 
-// renew gives a machine whose disk is a copy of another machine's what it would keep otherwise.
+// renew replaces the identity that a copied disk brings along: machine ID and host keys.
 func (s *cloneBooter) renew() (err error) {
 	if err := removeParentFiles(s.guest); err != nil {
 		return err
@@ -95,11 +94,10 @@ func (s *cloneBooter) renew() (err error) {
 	return err
 }
 
-// dropParent removes what a fork of a running machine has of its parent and would keep otherwise. The
-// card stays up: taking it down within a moment of the resumption can block for ever, because Linux
-// 6.12 waits in virtnet_close for work that waits for its lock.
+// dropParent removes the parent's identity from a fork of a running machine. It leaves the card up:
+// on Linux 6.12, taking it down just after a resume can deadlock in virtnet_close.
 func (s *snapshotWaiter) dropParent() (err error) {
-	// A fork of a fork, or of a warm start, has its parent's boot_id on top of the kernel's.
+	// A fork of a fork, or of a warm start, has its parent's boot_id mounted over the kernel's.
 	if err := unix.Unmount(bootID, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return err
 	}

@@ -660,7 +660,7 @@ func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool)
 			return err
 		}
 		if !is.Memory || is.Key != key {
-			return fmt.Errorf("%w: the checkpoint has no memory, or QEMU or the processor have changed since", vm.ErrNotWoken)
+			return fmt.Errorf("%w: the checkpoint has no memory, or it was saved with another QEMU, kernel or processor", vm.ErrNotWoken)
 		}
 	}
 	if err := errors.Join(tidyDisks(c.dir), removeFile(filepath.Join(c.dir, resumedFile))); err != nil {

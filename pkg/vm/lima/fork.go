@@ -16,10 +16,10 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
-// A fork of a checkpoint has hard links to the checkpoint's memory and to all layers of its disk,
-// which nothing changes. The other VM may be removed.
+// A fork of a checkpoint has hard links to the checkpoint's memory and to all layers of its disk.
+// These files are read-only, so the parent can be removed.
 
-// linkTries is how often linking a disk is tried while the other VM merges its layers.
+// linkTries limits the attempts to link a disk's layers while the parent merges them.
 const linkTries = 3
 
 // Fork implements vm.Checkpointer.
@@ -58,7 +58,7 @@ func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, s vm.Spec, memo
 			return err
 		}
 	}
-	if err := d.remove(ctx, s.Name, dir); err != nil { // left half made by something other than our rename
+	if err := d.remove(ctx, s.Name, dir); err != nil { // an incomplete directory that make did not publish
 		return err
 	}
 	m.User, m.ExternalNet = s.User, s.ExternalNet
@@ -69,7 +69,7 @@ func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, s vm.Spec, memo
 			return err
 		}
 		if !is.Memory || is.Key != key {
-			return fmt.Errorf("%w: the checkpoint has no memory, or QEMU or the processor have changed since", vm.ErrNotWoken)
+			return fmt.Errorf("%w: the checkpoint has no memory, or it was saved with another QEMU, kernel or processor", vm.ErrNotWoken)
 		}
 		f = &fork{State: filepath.Join(dir, statePrefix+c.id), Base: layerPrefix + c.id, User: s.User, AuthorizedKey: s.AuthorizedKey, Key: is.Key}
 	}
@@ -94,7 +94,7 @@ func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, s vm.Spec, memo
 	})
 }
 
-// forkYAML returns the lima.yaml of the VM in parent with the name and the key of another VM.
+// forkYAML returns the lima.yaml of the VM in parent, adapted to the fork's spec.
 func forkYAML(parent string, s vm.Spec) ([]byte, error) {
 	b, err := os.ReadFile(filepath.Join(parent, filenames.LimaYAML))
 	if err != nil {
@@ -118,7 +118,7 @@ func forkYAML(parent string, s vm.Spec) ([]byte, error) {
 	return limayaml.Marshal(y, false)
 }
 
-// shareFile makes another name of a file, or another symbolic link to where one points.
+// shareFile hard-links a file, or copies a symbolic link.
 func shareFile(from, to string) error {
 	target, err := os.Readlink(from)
 	if err == nil {
@@ -153,14 +153,14 @@ func (c checkpoint) tryLinkLayers(dir string) error {
 			break
 		}
 	}
-	if below != filenames.BaseDisk { // as before relativeBase
-		return fail.New(fail.Conflict, "its disk was made by an earlier version; stop and start it, and create another checkpoint")
+	if below != filenames.BaseDisk { // made before relativeBase existed
+		return fail.New(fail.Conflict, "the parent's disk has an old format").WithHint("agent-sessionizer stop SESSION # then start it, and create another checkpoint")
 	}
 	return nil
 }
 
-// relativeBase makes the disk of a VM that does not run name its base without a directory. Lima
-// names it with one, with which the disk would not belong to a fork.
+// relativeBase makes the backing file of a stopped VM's disk relative. Lima writes an absolute path,
+// which in a fork would point into the parent's directory.
 func relativeBase(ctx context.Context, dir string) error {
 	disk, base := filepath.Join(dir, filenames.DiffDisk), filepath.Join(dir, filenames.BaseDisk)
 	if _, below, err := readDisk(disk); err != nil || below != base {

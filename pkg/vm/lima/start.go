@@ -100,7 +100,7 @@ func (d *Driver) checkKey(ctx context.Context, dir string, m meta) error {
 	}
 	key, err := d.StateKey(ctx, m.Arch, m.CPUs, m.Memory)
 	if err == nil && key != f.Key {
-		err = fmt.Errorf("%w: QEMU or the processor have changed since", vm.ErrNotWoken)
+		err = fmt.Errorf("%w: it was saved with another QEMU, kernel or processor", vm.ErrNotWoken)
 	}
 	return err
 }

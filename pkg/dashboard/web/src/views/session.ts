@@ -69,7 +69,7 @@ function header(s: Session): HTMLElement {
     if (s.state === "ready" && !s.restoring && !s.task) buttons.push(action("Fork", place, async () => {
       const { sessions } = await post<{ sessions: Session[] }>(`${path}/fork`, {});
       for (const fork of sessions) location.hash = `#/sessions/${fork.id}/timeline`;
-    }, { title: "Create a session that continues from the present state of this one" }));
+    }, { title: "Create a session that continues from the current state of this one" }));
     if (["ready", "starting", "creating"].includes(s.state)) buttons.push(action("Stop", place, () => post(`${path}/stop`), { done: "Stopping" }));
     if (s.state !== "destroying") buttons.push(action("Destroy…", place, () => destroy(s)));
   }
