@@ -54,6 +54,13 @@ func (e *Engine) unsaved(ctx context.Context, s session.Session) Unsaved {
 	if err != nil {
 		return Unsaved{fmt.Sprintf("its tasks cannot be determined (%v)", err), "agent-sessionizer task list"}
 	}
+	forked, err := e.sessions().IsBeingForked(ctx, s)
+	if err != nil {
+		return Unsaved{fmt.Sprintf("its forks cannot be determined (%v)", err), "agent-sessionizer list"}
+	}
+	if forked {
+		return Unsaved{"forks of it are being created, and still need it", "agent-sessionizer list"}
+	}
 	work := e.unsavedWork(ctx, s)
 	if len(tasks) == 0 {
 		return work

@@ -133,13 +133,13 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	if accel.Name == "tcg" {
 		b.w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
-	prepared, again, panicked, fromDisk := b.w.Sessions.Config.Prepare, false, false, false
+	prepared, again, panicked := b.w.Sessions.Config.Prepare, false, false
 	for {
 		var err error
 		switch {
 		case s.Status.WasReady: // the VM exists and needs no image any more
 		case s.Spec.Fork != nil:
-			err = b.fork(ctx, s, fromDisk)
+			err = b.fork(ctx, s)
 		default:
 			err = b.create(ctx, s, prepared)
 		}
@@ -161,7 +161,10 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		if s.Status.WasReady {
+		if s.Status.WasReady || s.Spec.Fork != nil { // no other VM is as good
+			if again && !s.Status.WasReady && s.origin() == golden.FromGeneric {
+				return nil, err
+			}
 			if again {
 				err = b.w.checkpointer().bootFromDisk(ctx, s, err)
 			} else {
@@ -176,17 +179,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		}
 		// No user has been in this VM yet, so another one is as good. The first
 		// failure need not be the snapshot's fault: QEMU may have been killed.
-		switch {
-		case s.Spec.Fork != nil && again && s.Spec.Fork.From == golden.FromGeneric:
-			return nil, err
-		case s.Spec.Fork != nil && again:
-			b.w.warn(ctx, s.ID, "", "%v; booting from the disk, without the programs", err)
-			fromDisk = true
-		case s.Spec.Fork != nil:
-			b.w.warn(ctx, s.ID, "", "%v; trying again", err)
-		case !again:
+		if !again {
 			b.w.warn(ctx, s.ID, "", "%v; resuming another saved VM", err)
-		default:
+		} else {
 			b.w.warn(ctx, s.ID, "", "%v; booting a clone instead", err)
 			if err := b.w.Golden.Distrust(s.Status.Warm); err != nil {
 				return nil, err
@@ -240,9 +235,9 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			if s.Spec.Fork != nil && f.Root != m.Root {
 				f.Dir = m.Root + f.Dir
 			}
-			f.Endpoint, f.Root, f.Accel, f.Forked = ep, m.Root, accel.Name, s.Spec.Fork != nil
+			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
 			if s.Phase != Ready && f.Resumes != "" {
-				f.Resumed, f.ClockStopped = true, true
+				f.Resumed, f.ClockStopped = true, s.Spec.Fork == nil || f.WasReady // the identity of a fork has the time
 			}
 			f.hasResumed()
 		})

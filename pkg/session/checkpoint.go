@@ -339,8 +339,19 @@ func (k checkpointer) process(ctx context.Context, id string) (restore bool, err
 	return s.Status.Restore != nil, err
 }
 
+// removeHidden removes the checkpoints of a stopped session that no user can see.
+func (k checkpointer) removeHidden(ctx context.Context, s Session) {
+	for _, c := range s.Status.Checkpoints {
+		if c.Remove || c.Temporary {
+			if err := k.remove(ctx, s, c); err != nil {
+				k.w.Log.WarnContext(ctx, "failed to remove a checkpoint", "error", err)
+			}
+		}
+	}
+}
+
 func (k checkpointer) remove(ctx context.Context, s Session, c storedCheckpoint) error {
-	if needed, err := k.w.Sessions.isBeingForked(ctx, c.ID); needed || err != nil {
+	if needed, err := k.w.Sessions.isNeeded(ctx, s.ID, c.ID); needed || err != nil {
 		return err
 	}
 	d, err := k.driver()
@@ -414,9 +425,17 @@ func (k checkpointer) checkSpace(s Session) error {
 // prepare prepares the guest for a checkpoint, as far as possible, and reports whether forks of its
 // memory can get an identity of their own.
 func (k checkpointer) prepare(ctx context.Context, s Session) (prepared bool) {
+	r := s.Spec.Resources
+	saver, ok := k.w.Driver.(vm.Saver)
+	if ok {
+		_, err := saver.StateKey(ctx, Arch(), r.CPUs, int64(r.Memory))
+		ok = err == nil
+	}
 	k.inGuest(ctx, s, func(ctx context.Context, g guestclient.Guest) (err error) {
-		err = g.PrepareFork(ctx)
-		prepared = err == nil
+		if ok { // otherwise the checkpoint has no memory
+			err = g.PrepareFork(ctx)
+			prepared = err == nil
+		}
 		return errors.Join(err, flushFiles(ctx, g))
 	})
 	return prepared

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -39,6 +40,15 @@ func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label stri
 		return nil, fail.New(fail.Usage, "fork session %s: the number of forks must be from 1 to %d, got %d", s.Name, MaxForks, count)
 	case s.Task != "":
 		return nil, fail.New(fail.Conflict, "fork session %s: it belongs to task %s", s.Name, s.Task)
+	}
+	if s, err = o.Sessions.Get(ctx, s.ID); err != nil {
+		return nil, err
+	}
+	if s.Phase == Gone || s.Phase == Destroying || s.Desired == Gone {
+		return nil, fail.New(fail.Conflict, "fork session %s: it is %s", s.Name, s.Phase).WithHint("agent-sessionizer list")
+	}
+	if err := o.mayFork(ctx, s, label, count); err != nil {
+		return nil, err
 	}
 	var c storedCheckpoint
 	if checkpoint != "" {
@@ -115,6 +125,28 @@ func (s Session) checkFork(c storedCheckpoint) error {
 	return nil
 }
 
+// mayFork refuses early, before the memory of s is saved, what would be refused later.
+func (o Checkpoints) mayFork(ctx context.Context, s Session, label string, count int) error {
+	if label != "" && count == 1 {
+		if other, err := o.Sessions.ByLabel(ctx, s.RepoKey, label); err == nil && other.Label == label {
+			return labelTaken(other, s.Name)
+		}
+	}
+	host, err := measureCapacity(o.Sessions.Config)
+	if err != nil {
+		return err
+	}
+	others, err := o.Sessions.Store.Sessions(ctx, false)
+	if err != nil {
+		return err
+	}
+	return admit(others, s.Spec.Resources, o.Sessions.Config.Limits, host)
+}
+
+func labelTaken(by Session, fork string) error {
+	return fail.New(fail.Conflict, "create the fork %s: session %s already has that label", by.DisplayName(), by.Name).WithHint("agent-sessionizer fork %s", ssh.Quote(fork))
+}
+
 // fork creates one session.
 func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of ForkOf, label string, exact bool) (Session, error) {
 	m := o.Sessions
@@ -123,7 +155,7 @@ func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of
 	was := s.Status
 	status := Status{
 		Net: was.Net, Budget: was.Budget, Project: was.Project, Dir: strings.TrimPrefix(was.Dir, was.Root), Base: was.Base, Target: was.Target,
-		From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
+		SavedHome: was.SavedHome, From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
 	}
 	labels, asked := freeLabels(cmp.Or(label, s.Label)), label
 	if exact && label != "" {
@@ -139,16 +171,16 @@ func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of
 		return f, err
 	}
 	if !created {
-		return f, fail.New(fail.Conflict, "create the fork %s: session %s already has that label", f.DisplayName(), f.Name).
-			WithHint("agent-sessionizer fork %s", ssh.Quote(withLabel(s.Name, of.Name)))
+		return f, labelTaken(f, withLabel(s.Name, of.Name))
 	}
 	err = m.wake(ctx, f.ID)
 	m.audit(ctx, audit.SessionForked, m.Actor, "session:"+f.ID, err, f.details(map[string]any{"fork_of": s.ID, "checkpoint": of.Name}))
 	return f, err
 }
 
-// isBeingForked reports whether a fork still needs a checkpoint to make its VM.
-func (m *Manager) isBeingForked(ctx context.Context, id string) (bool, error) {
+// isNeeded reports whether a session that is being forked needs a checkpoint to make its VM. Without
+// an id, it reports whether one needs any checkpoint of the session.
+func (m *Manager) isNeeded(ctx context.Context, session, id string) (bool, error) {
 	rows, err := m.Store.Sessions(ctx, false)
 	if err != nil {
 		return false, err
@@ -158,20 +190,27 @@ func (m *Manager) isBeingForked(ctx context.Context, id string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if of := s.Spec.Fork; of != nil && of.Checkpoint == id && s.Phase == Creating && s.Desired == Ready && !s.Status.Forked {
+		of := s.Spec.Fork
+		if of != nil && of.Session == session && (id == "" || of.Checkpoint == id) && !s.Status.Forked &&
+			s.Phase != Destroying && s.Desired != Gone && time.Since(s.CreatedAt) < temporaryTime {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// fork makes the VM of a fork. If fromDisk is set, it does not resume the memory.
-func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
+// IsBeingForked reports whether forks of s are being made, which would fail without it.
+func (m *Manager) IsBeingForked(ctx context.Context, s Session) (bool, error) {
+	return m.isNeeded(ctx, s.ID, "")
+}
+
+// fork makes the VM of a fork, unless it exists. Then the fork has all that it needs.
+func (b booter) fork(ctx context.Context, s *Session) error {
+	if s.Status.Forked {
+		return nil
+	}
 	return b.w.step(ctx, s.ID, "fork the VM", func(ctx context.Context, _ vm.Progress) error {
 		of := *s.Spec.Fork
-		if m, err := b.w.Driver.Inspect(ctx, s.VM()); err == nil && m.State != vm.Broken {
-			return nil
-		}
 		d, err := b.w.checkpointer().driver()
 		if err != nil {
 			return err
@@ -190,27 +229,33 @@ func (b booter) fork(ctx context.Context, s *Session, fromDisk bool) error {
 		if err := b.w.standbys().freeStandbyMemory(ctx, s.Spec.Resources.Memory); err != nil {
 			return err
 		}
-		fork := func(memory bool) error {
-			now, err := b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-				if f.Resumes = ""; memory {
-					f.Resumes = of.Checkpoint
-				}
-			})
-			if err != nil {
-				return err
-			}
-			*s = now
+		release, err := b.w.Golden.Images.Use()
+		if err != nil {
+			return err
+		}
+		defer release()
+		memory := of.Memory
+		fork := func() error {
 			return d.Fork(ctx, of.VM, of.Checkpoint, vm.Spec{
 				Name: s.Name, User: guestclient.User, AuthorizedKey: authorized, Boot: guestclient.BootScript(), ExternalNet: s.Spec.Enforced,
 			}, memory)
 		}
-		if err = fork(of.Memory && !fromDisk); errors.Is(err, vm.ErrNotWoken) && of.From != golden.FromGeneric {
+		if err = fork(); errors.Is(err, vm.ErrNotWoken) && of.From != golden.FromGeneric {
 			b.w.warn(ctx, s.ID, "", "%v; booting from the disk, without the programs", err)
-			err = fork(false)
+			memory = false
+			err = fork()
 		}
 		if errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) == fail.NotFound {
 			return fail.New(fail.NotFound, "the checkpoint of session %s no longer exists: %w", parent.Name, err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 		}
+		if err != nil {
+			return err
+		}
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			if f.Forked = true; memory {
+				f.Resumes = of.Checkpoint
+			}
+		})
 		return err
 	})
 }

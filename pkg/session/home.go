@@ -38,7 +38,7 @@ func (h homeFiles) copyHomeFiles(ctx context.Context, s Session, g guestclient.G
 		}
 	}
 	save, err := savePatterns(h.w.Sessions.Config, s)
-	if err != nil || len(save.Patterns) == 0 || s.Status.SavedHome && s.Status.WasReady {
+	if err != nil || len(save.Patterns) == 0 || s.Status.SavedHome && !s.isUntouched() {
 		return err
 	}
 	return h.restoreSavedHome(ctx, s, g, save)

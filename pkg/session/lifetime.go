@@ -479,6 +479,9 @@ func (m *Manager) whyKept(ctx context.Context, s Session, tasks func() (string, 
 	if s.Status.Base == nil {
 		return "", nil // no repository was ever cloned into it
 	}
+	if forked, err := m.IsBeingForked(ctx, s); err != nil || forked {
+		return "it is being forked", err
+	}
 	work := s.Status.Work
 	switch {
 	case s.Status.Resumes != "":

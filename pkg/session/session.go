@@ -183,7 +183,7 @@ type Status struct {
 	Restore      *restoreRequest    `json:"restore,omitempty"`
 	// Why the last restore failed, nil if it did not.
 	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
-	Forked       bool                 `json:"forked,omitempty"`        // the fork has started, and no longer needs the checkpoint
+	Forked       bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
 	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
 	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
 	Resumed      bool                 `json:"resumed,omitempty"`       // the last start resumed memory

@@ -75,6 +75,9 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 			f.failPending("the session was stopped")
 		})
 	})
+	if err == nil {
+		w.checkpointer().removeHidden(ctx, s)
+	}
 	return s, errors.Join(err, statusErr)
 }
 

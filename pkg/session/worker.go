@@ -363,9 +363,11 @@ func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error)
 				f.failPending("the VM stopped unexpectedly")
 			})
 		})
-	err = errors.Join(err, statusErr)
-	if err != nil {
+	if err = errors.Join(err, statusErr); err != nil {
 		return s, err
 	}
-	return read(row, nil)
+	if s, err = read(row, nil); err == nil {
+		w.checkpointer().removeHidden(ctx, s)
+	}
+	return s, err
 }

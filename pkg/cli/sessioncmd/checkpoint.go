@@ -98,8 +98,8 @@ func NewCheckpointsCmd(a *app.App) *cobra.Command {
 	var o checkpointOptions
 	cmd := &cobra.Command{
 		Use: "checkpoints SESSION", Short: "List or remove the checkpoints of a session",
-		Long: `List or remove the checkpoints of a session. SIZE is the space that the checkpoint took when
-it was created. A pending checkpoint is still being written.`,
+		Long: `List or remove the checkpoints of a session. SIZE is the space that the checkpoint took
+when it was created. A pending checkpoint is still being written.`,
 		Example: `  agent-sessionizer checkpoints repo
   agent-sessionizer checkpoints repo --remove 1`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Args(complete.Sessions(a)),
@@ -160,8 +160,8 @@ func NewRestoreCmd(a *app.App) *cobra.Command {
 checkpoint contains memory that this host can resume; otherwise the VM boots from the
 checkpoint's disk. Network connections are closed. A stopped session is started.
 
-Before that, the current state is saved as the checkpoint "before-restore", so that you can
-undo the restore. An older "before-restore" is removed.`,
+Before that, the current state is saved as the checkpoint "before-restore", so that you
+can undo the restore. An older "before-restore" is removed.`,
 		Example: `  agent-sessionizer restore repo 1
   agent-sessionizer restore repo before-restore    undo the restore`,
 		Args: app.Usage(cobra.ExactArgs(2)), ValidArgsFunction: complete.Args(complete.Sessions(a, session.Ready, session.Stopped), complete.Checkpoints(a)),

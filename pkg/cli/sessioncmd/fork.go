@@ -38,8 +38,8 @@ A fork is another session of the repository. Without --label, it gets its sessio
 and the next free number: owner/repo@2, or owner/repo@dev-2. With --label, one fork gets
 exactly LABEL; several forks get LABEL, LABEL-2, …
 
-By default, the command attaches to the fork. With -d or with several forks, it waits until
-all are ready and prints their names.`,
+By default, the command attaches to the fork. With -d or with several forks, it waits
+until all are ready and prints their names.`,
 		Example: `  agent-sessionizer fork repo
   agent-sessionizer fork repo@before-refactoring --label other-way
   agent-sessionizer fork repo -n 3`,

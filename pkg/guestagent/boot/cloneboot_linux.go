@@ -101,6 +101,9 @@ func (s *cloneBooter) run(ctx context.Context, ready func()) error {
 			return fmt.Errorf("renew the identity: %w", err)
 		}
 	}
+	if err := place(s.guest, seedName, s.metadata.hostname+"\n", 0o644); err != nil {
+		return err
+	}
 	if err := <-card; err != nil {
 		return err
 	}

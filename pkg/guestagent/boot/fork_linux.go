@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +46,7 @@ func PrepareFork(ctx context.Context, g sys.Guest) error {
 }
 
 // AwaitFork waits for an identity from the host and applies it. It calls ready once it is waiting. If
-// any part cannot be applied, it powers the fork off.
+// any part of the identity cannot be applied, it powers the fork off.
 func AwaitFork(ctx context.Context, g sys.Guest, ready func()) error {
 	if err := g.NeedRoot("fork wait"); err != nil {
 		return err
@@ -61,23 +60,20 @@ func AwaitFork(ctx context.Context, g sys.Guest, ready func()) error {
 		return err
 	}
 	ready()
+	if err := s.readIdentity(); err != nil { // perhaps in the original machine, which stays as it is
+		return err
+	}
 	if err := s.takeIdentity(ctx); err != nil {
 		return poweroffWithError("setting the identity of the fork failed", err)
 	}
 	return s.finish(ctx)
 }
 
-// isCopy reports whether the disk belonged to a machine of another name when it last booted, and
-// records the name. An image has none. The name is that of the seed disk.
+// isCopy reports whether the disk belonged to a machine of another name when it last booted. An image
+// has no name. The name is that of the seed disk.
 func isCopy(g sys.Guest, name string) bool {
 	old := strings.TrimSpace(g.Text(seedName))
-	if old == name {
-		return false
-	}
-	if err := place(g, seedName, name+"\n", 0o644); err != nil {
-		slog.Error("recording the name of the machine failed", "error", err)
-	}
-	return old != ""
+	return old != "" && old != name
 }
 
 // renew replaces the identity that a copied disk brings along: machine ID and host keys.
@@ -90,7 +86,9 @@ func (s *cloneBooter) renew() (err error) {
 	if err := place(s.guest, "/etc/machine-id", hex.EncodeToString(id)+"\n", 0o444); err != nil {
 		return err
 	}
-	s.key, err = ensureHostKey(s.guest)
+	if s.key, err = ensureHostKey(s.guest); err == nil {
+		unix.Sync() // the new name must not be on the disk before the rest is
+	}
 	return err
 }
 

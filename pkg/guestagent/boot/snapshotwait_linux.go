@@ -43,6 +43,9 @@ func Sleep(ctx context.Context, g sys.Guest) error {
 		_, err = s.port.WriteString("\n" + guestproto.AsleepMarker + "\n")
 	}
 	if err == nil {
+		err = s.readIdentity()
+	}
+	if err == nil {
 		err = s.takeIdentity(ctx)
 	}
 	if err != nil {
@@ -63,7 +66,9 @@ type snapshotWaiter struct {
 	card  string
 	disk  scsiDisk // the seed disk, removed while the machine sleeps
 	woke  time.Time
-	steps []any // completed steps since waking, each with its time in milliseconds
+
+	identity guestproto.Identity
+	steps    []any // completed steps since waking, each with its time in milliseconds
 }
 
 // prepare does the work that need not be repeated in every fork. It waits until the
@@ -104,18 +109,21 @@ func (s *snapshotWaiter) prepare(ctx context.Context) error {
 	return nil
 }
 
-// takeIdentity waits for an identity from the host and applies it.
-func (s *snapshotWaiter) takeIdentity(ctx context.Context) error {
+// readIdentity waits for an identity from the host.
+func (s *snapshotWaiter) readIdentity() error {
 	line, err := readLine(s.port, guestproto.MaxIdentity)
 	if err != nil {
 		return err
 	}
-	id, err := guestproto.DecodeIdentity(bytes.NewReader(line))
+	s.identity, err = guestproto.DecodeIdentity(bytes.NewReader(line))
 	clear(line)
-	if err != nil {
-		return err
-	}
 	s.woke = time.Now()
+	return err
+}
+
+// takeIdentity applies the identity that was read.
+func (s *snapshotWaiter) takeIdentity(ctx context.Context) error {
+	id := s.identity
 	// The clock and the random seed come first, because everything else may depend
 	// on them.
 	if err := errors.Join(setClock(id.Time), reseedRNG(id.Seed)); err != nil {

@@ -41,9 +41,9 @@ const (
 	// disk since then would not match the saved memory any more.
 	forkFile = "agent-sessionizer-fork"
 
-	// resumedFile exists, with the content of forkFile, once a restored VM has resumed. It belongs
-	// to that run. forkFile stays until the VM can be reached: if the run ends before, nothing is
-	// lost by resuming again.
+	// resumedFile exists once a restored VM has resumed, or a fork has its identity. It contains the
+	// host key, and belongs to that run. The forkFile of a restored VM stays until the VM can be
+	// reached: if the run ends before, nothing is lost by resuming again.
 	resumedFile = "agent-sessionizer-resumed"
 
 	// bootDisk is QEMU's name of the disk that the guest boots from.
@@ -52,10 +52,10 @@ const (
 	// downtimeLimit is how long a VM may be paused for the last part of its memory.
 	downtimeLimit = 300 * time.Millisecond
 
-	// wakeTimeout limits reading the state and the guest's change of identity.
+	// wakeTimeout limits the guest's change of identity.
 	wakeTimeout = 3 * time.Minute
 
-	// saveTimeout limits writing a state, and reading that of a restored VM, which may be large.
+	// saveTimeout limits writing and reading a state.
 	saveTimeout = 10 * time.Minute
 )
 
@@ -129,15 +129,17 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		}
 		return atomicfile.Write(filepath.Join(dir, resumedFile), b, 0o600)
 	}
-	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
-	defer cancel()
 	identity, public, err := f.identity(name, dir)
 	if err != nil {
 		return err
 	}
-	if err := f.resume(ctx, dir); err != nil {
+	reading, cancel := context.WithTimeout(ctx, saveTimeout)
+	defer cancel()
+	if err := f.resume(reading, dir); err != nil {
 		return err
 	}
+	ctx, cancel = context.WithTimeout(ctx, wakeTimeout)
+	defer cancel()
 	console, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, filenames.SerialVirtioSock))
 	if err != nil {
 		return fmt.Errorf("connect to the guest's console: %w", err)
@@ -161,7 +163,14 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 		case w.hostKey != "" && w.hostKey != public:
 			return errors.New("the guest's host key differs from the one in its identity")
 		case w.hostKey != "":
-			if err := removeSynced(filepath.Join(dir, forkFile)); err != nil || !strings.HasPrefix(filepath.Base(f.State), statePrefix) {
+			woken, err := json.Marshal(fork{HostKey: public})
+			if err == nil {
+				err = atomicfile.Write(filepath.Join(dir, resumedFile), woken, 0o600)
+			}
+			if err == nil {
+				err = removeSynced(filepath.Join(dir, forkFile))
+			}
+			if err != nil || !strings.HasPrefix(filepath.Base(f.State), statePrefix) {
 				return err
 			}
 			return removeFile(f.State) // the fork's own name of a checkpoint's memory

@@ -227,12 +227,16 @@ func (r vmRun) endpoint(ctx context.Context) (vm.Endpoint, error) {
 		if isFork(r.dir) {
 			return false, nil
 		}
-		if w.hostKey == "" { // a restored guest goes on without printing it
-			resumed, err := readForkFile(filepath.Join(r.dir, resumedFile))
-			if resumed == nil || err != nil {
-				return false, err
-			}
+		// The host knows the key of a restored guest, which does not print it, and of a fork.
+		resumed, err := readForkFile(filepath.Join(r.dir, resumedFile))
+		if err != nil {
+			return false, err
+		}
+		if resumed != nil {
 			w.hostKey = resumed.HostKey
+		}
+		if w.hostKey == "" {
+			return false, nil
 		}
 		port, err := sshPort(r.dir)
 		if err != nil || port == 0 { // the event follows QEMU's start immediately
