@@ -644,7 +644,7 @@ func (d *Driver) resumesFrom(name string) (string, error) {
 }
 
 func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool) error {
-	if r, err := survivors(c.dir); err != nil || r.any() {
+	if runs, err := isRunning(ctx, c.dir); err != nil || runs {
 		return errors.Join(err, fail.New(fail.Conflict, "the VM runs"))
 	}
 	is, err := c.read()

@@ -408,7 +408,7 @@ func (d *Driver) Export(ctx context.Context, name, dest string, p vm.Progress) e
 	if err != nil {
 		return fmt.Errorf("export the disk of VM %s: %w", name, err)
 	}
-	if r, err := survivors(dir); err != nil || r.any() {
+	if runs, err := isRunning(ctx, dir); err != nil || runs {
 		return errors.Join(err, fail.New(fail.Conflict, "VM %s is running; its disk cannot be exported", name).WithHint("agent-sessionizer stop %s", name))
 	}
 	if err := tidyDisks(dir); err != nil {

@@ -172,6 +172,19 @@ func survivors(dir string) (running, error) {
 	return r, nil
 }
 
+// isRunning reports whether something runs for the VM. It looks several times: a child that the host
+// agent has forked looks like the host agent until it executes its own program, and may outlive it.
+func isRunning(ctx context.Context, dir string) (bool, error) {
+	r, err := survivors(dir)
+	for range 10 {
+		if err != nil || !r.any() || sleep(ctx, processPoll) != nil {
+			break
+		}
+		r, err = survivors(dir)
+	}
+	return r.any(), err
+}
+
 // spawn executes this program as the VM's host agent, in a process session of its
 // own. The channel is closed when the host agent ends.
 func (d *Driver) spawn(ctx context.Context, name, dir string, env []string) (<-chan struct{}, error) {
