@@ -164,6 +164,7 @@ func (o Checkpoints) Create(ctx context.Context, s Session, name string) (Checkp
 		return Checkpoint{}, fail.New(fail.Usage, "the name must be 1 to 40 letters, digits, dots, dashes or underscores, start with a letter or digit, and not be %q; got %q", BeforeRestore, name)
 	}
 	c, err := o.create(ctx, s, ids.Hex(6), name, false)
+	c.Forkable = err == nil && s.checkFork(c) == nil
 	return c.Checkpoint, err
 }
 
