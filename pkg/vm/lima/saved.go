@@ -226,9 +226,9 @@ func (f *fork) identity(name, dir string) (guestproto.Identity, string, error) {
 	}, public, nil
 }
 
-// removeSynced removes a file durably.
+// removeSynced removes a file durably. A missing one is a success: another process may remove it, too.
 func removeSynced(path string) error {
-	if err := os.Remove(path); err != nil {
+	if err := removeFile(path); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
