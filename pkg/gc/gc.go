@@ -349,7 +349,7 @@ func machines(ctx context.Context, c *collector) error {
 		s, known := owners[machine.Name]
 		o := Object{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
 		switch {
-		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix):
+		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix) || strings.HasPrefix(machine.Name, session.BaseVMPrefix):
 			continue
 		case !known:
 			o.Why = "no known session uses it"
@@ -461,6 +461,49 @@ func Mirrors(ctx context.Context, c *collector) error {
 		c.recordRemoved(ctx, "mirror:"+o.Name, o)
 	}
 	return err
+}
+
+// Bases removes results of setups that were not used for a long time, and what a killed keeper left
+// of one.
+func Bases(ctx context.Context, c *collector) error {
+	bases := session.RepoBases{Paths: c.Config.Paths}
+	if !exists(c.Config.Paths.LimaHome) {
+		return nil
+	}
+	driver, err := c.Driver()
+	if err != nil {
+		return err
+	}
+	kept, err := bases.List()
+	if err != nil {
+		return err
+	}
+	machines, err := driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, machine := range machines {
+		if !strings.HasPrefix(machine.Name, session.BaseVMPrefix) {
+			continue
+		}
+		o := Object{Kind: "setup", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
+		i := slices.IndexFunc(kept, func(b session.RepoBase) bool { return b.VM == machine.Name })
+		st, err := os.Stat(machine.Dir)
+		switch {
+		case err != nil:
+			continue // removed meanwhile
+		case i < 0 && time.Since(st.ModTime()) > time.Hour:
+			o.Why = "interrupted"
+		case i >= 0 && time.Since(kept[i].UsedAt) > c.Unused:
+			o.Name, o.Why = kept[i].RepoKey, "not used for "+console.Ago(kept[i].UsedAt)
+		default:
+			continue
+		}
+		if err := c.remove(ctx, "vm:"+machine.Name, o, bases.Lock(machine.Name), func() error { return bases.Remove(ctx, driver, machine.Name) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // clones removes the leftovers of mirrors that were never completed.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -46,32 +47,54 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	var source repo.Source
 	var target repo.Target
 	var conn *ssh.Client
+	var plan setupPlan
 	was := *s // the concurrent steps must not read what boot writes
+	fetch := func(ctx context.Context) error {
+		return b.w.step(ctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+			m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
+			if err != nil {
+				return err
+			}
+			if m.Warning != "" {
+				b.w.warn(ctx, was.ID, "", "%s", m.Warning)
+			}
+			source = m.Source(was.Spec.WithChanges)
+			if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
+				source.Session = was.Spec.Within.Name
+			}
+			if was.Status.Base != nil { // an earlier keeper has cloned it
+				source.Commit, source.Branch = was.Status.Base.Commit, ""
+			}
+			if source, err = source.Resolve(ctx); err == nil {
+				plan, err = b.w.planSetup(ctx, was, settings, source)
+			}
+			target = m.Target()
+			return was.withLabelHint(err)
+		})
+	}
+	isNew := was.Spec.Fork == nil && !was.Status.WasReady && (was.Status.Base == nil || was.Status.Setup == nil || was.Status.Setup.State == SetupRunning)
+	if isNew {
+		kept, err := RepoBases{b.w.Sessions.Config.Paths}.of(was.RepoKey)
+		if err != nil {
+			return err
+		}
+		if len(kept) > 0 { // which one fits depends on the commit
+			if err := fetch(ctx); err != nil {
+				return err
+			}
+			if err := b.chooseBase(ctx, s, kept, plan); err != nil {
+				return err
+			}
+		}
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		var err error
 		conn, err = b.boot(gctx, s)
 		return err
 	})
-	if was.Status.Base == nil {
-		g.Go(func() error {
-			return b.w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
-				m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
-				if err != nil {
-					return err
-				}
-				if m.Warning != "" {
-					b.w.warn(ctx, was.ID, "", "%s", m.Warning)
-				}
-				source = m.Source(was.Spec.WithChanges)
-				if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
-					source.Session = was.Spec.Within.Name
-				}
-				source, err = source.Resolve(ctx)
-				target = m.Target()
-				return was.withLabelHint(err)
-			})
-		})
+	if isNew && source.Dir == "" {
+		g.Go(func() error { return fetch(gctx) })
 	}
 	if len(secrets.refs) > 0 {
 		g.Go(func() error {
@@ -100,6 +123,11 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets); err != nil {
 		return err
 	}
+	if isNew && plan.Run != "" {
+		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, plan); err != nil {
+			return err
+		}
+	}
 	last, lctx := errgroup.WithContext(ctx)
 	last.Go(func() error { return b.w.guestSetup().windows(lctx, s, gst) })
 	last.Go(func() error { return b.w.guestSetup().finishIdentity(lctx, *s, gst) })
@@ -107,6 +135,28 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		return err
 	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
+	return err
+}
+
+// chooseBase makes s start from the kept result of the same setup, if there is one.
+func (b booter) chooseBase(ctx context.Context, s *Session, kept []RepoBase, plan setupPlan) error {
+	if s.forkOf() != nil || s.Status.From != "" || plan.key == "" {
+		return nil // an earlier keeper has chosen
+	}
+	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.key })
+	if i < 0 {
+		return nil
+	}
+	k := kept[i]
+	k.UsedAt = time.Now().UTC()
+	if err := (RepoBases{b.w.Sessions.Config.Paths}).write(k); err != nil {
+		return err
+	}
+	var err error
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.From, f.Provisioned, f.Program = golden.FromRepo, k.Provisioned, k.Program
+		f.FromBase = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Memory: k.Memory, From: k.From}
+	})
 	return err
 }
 
@@ -138,10 +188,16 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		var err error
 		switch {
 		case s.Status.WasReady: // the VM exists and needs no image any more
-		case s.Spec.Fork != nil:
+		case s.forkOf() != nil:
 			err = b.fork(ctx, s)
 		default:
 			err = b.create(ctx, s, prepared)
+		}
+		if s.Status.FromBase != nil && fail.CodeOf(err) == fail.NotFound { // it was removed a moment ago
+			*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.FromBase, f.From, f.Provisioned, f.Program = nil, "", "", "" })
+			if err == nil {
+				err = b.create(ctx, s, prepared)
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -161,7 +217,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		if s.Status.WasReady || s.Spec.Fork != nil { // no other VM is as good
+		if s.Status.WasReady || s.forkOf() != nil { // no other VM is as good
 			if again && !s.Status.WasReady && s.origin() == golden.FromGeneric {
 				return nil, err
 			}
@@ -232,12 +288,12 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			return err
 		}
 		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-			if s.Spec.Fork != nil && f.Root != m.Root {
+			if s.Spec.Fork != nil && f.Root != m.Root { // the directory is the original's
 				f.Dir = m.Root + f.Dir
 			}
 			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
 			if s.Phase != Ready && f.Resumes != "" {
-				f.Resumed, f.ClockStopped = true, s.Spec.Fork == nil || f.WasReady // the identity of a fork has the time
+				f.Resumed, f.ClockStopped = s.Status.FromBase == nil || f.WasReady, s.forkOf() == nil || f.WasReady // the identity of a fork has the time
 			}
 			f.hasResumed()
 		})

@@ -210,7 +210,11 @@ func (gs guestSetup) provision(ctx context.Context, s *Session, g guestclient.Gu
 func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
 	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
-		base, err := repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
+		put := repo.Push
+		if s.Status.FromBase != nil {
+			put = repo.Renew
+		}
+		base, err := put(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {
 			return err
 		}

@@ -85,8 +85,8 @@ func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, s vm.Spec, memo
 		if err := c.linkLayers(tmp); err != nil {
 			return err
 		}
-		if f != nil {
-			if err := os.Link(c.path(statePrefix), filepath.Join(tmp, filepath.Base(f.State))); err != nil {
+		for _, prefix := range []string{statePrefix, checkpointPrefix} { // so it can be forked as well
+			if err := os.Link(c.path(prefix), filepath.Join(tmp, prefix+c.id)); err != nil && (memory || !errors.Is(err, fs.ErrNotExist)) {
 				return err
 			}
 		}
