@@ -84,7 +84,7 @@ func (r RepoBases) write(b RepoBase) error {
 	return atomicfile.Write(r.file(b.Key), text, 0o600)
 }
 
-// Lock returns the path of the lock that whoever removes the VM of a result holds.
+// Lock returns the path of the lock that is held while the VM of a result is removed.
 func (r RepoBases) Lock(vm string) string { return filepath.Join(r.Paths.State, "locks", vm) }
 
 // Remove removes a result and its VM. A missing one is a success.
