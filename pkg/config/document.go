@@ -197,6 +197,9 @@ func ParseProject(file string, text []byte) (Project, error) {
 	if _, err := decode(file, text, &p); err != nil {
 		return Project{}, err
 	}
+	if err := p.Setup.check(); err != nil {
+		return Project{}, fail.New(fail.Usage, "%s: %w", file, err)
+	}
 	return p, nil
 }
 

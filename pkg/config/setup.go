@@ -10,6 +10,8 @@ import (
 // maxSetup limits the length of a setup script, in bytes.
 const maxSetup = 16 << 10
 
+const maxSetupFiles = 32
+
 // Setup prepares a repository in its guest, for example by installing dependencies. The result is
 // kept for later sessions of the repository, as long as the script and the files are the same.
 type Setup struct {
@@ -27,6 +29,14 @@ func (s Setup) Over(base Setup) Setup {
 
 // Set parses the short form, which is a script alone.
 func (s *Setup) Set(text string) error { return s.Run.Set(text) }
+
+// check returns an error if the setup has too many files.
+func (s Setup) check() error {
+	if len(s.Files) > maxSetupFiles {
+		return fail.New(fail.Usage, "setup.files: at most %d, got %d", maxSetupFiles, len(s.Files))
+	}
+	return nil
+}
 
 // SetupScript is a script for bash, run by the agent's user in the checkout.
 type SetupScript string

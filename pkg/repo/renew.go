@@ -6,15 +6,28 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
+// Renewable reports whether a checkout of the source can be renewed later: it has commits, and is not
+// shallow.
+func (s Source) Renewable(ctx context.Context) (bool, error) {
+	o, err := examine(ctx, s)
+	return err == nil && o.kind != "empty" && o.shallow == "", err
+}
+
+// renewTime limits Renew, because the guest may not answer.
+const renewTime = 20 * time.Minute
+
 // Renew brings a checkout that an earlier Push made, perhaps in another guest, to what Push would
 // make now. It sends only what the checkout lacks. Files that git does not track stay, such as
 // installed dependencies; everything else that was changed since is lost.
 func Renew(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, renewTime, fail.New(fail.Timeout, "the checkout was not renewed within %v", renewTime))
+	defer cancel()
 	dir := path.Clean(dst.Dir)
 	found, err := probeCheckout(ctx, g, dst)
 	if err != nil {

@@ -78,7 +78,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		if err != nil {
 			return err
 		}
-		if len(kept) > 0 { // which one fits depends on the commit
+		if len(kept) > 0 && was.mayUseBase() { // which one fits depends on the commit
 			if err := fetch(ctx); err != nil {
 				return err
 			}
@@ -120,11 +120,25 @@ func (b booter) start(ctx context.Context, s *Session) error {
 			return err
 		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets); err != nil {
-		return err
+	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets, !isNew || plan.Run == ""); err != nil {
+		if s.Status.FromBase == nil || ctx.Err() != nil {
+			return err
+		}
+		if now, gerr := b.w.Sessions.Get(ctx, s.ID); gerr != nil || now.Status.Base != nil {
+			return errors.Join(err, gerr)
+		}
+		b.w.warn(ctx, s.ID, "", "the kept result of the setup cannot be used: %v", err)
+		if err := b.dropBase(ctx, s); err != nil {
+			return err
+		}
+		return b.start(ctx, s)
 	}
 	if isNew && plan.Run != "" {
-		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, plan); err != nil {
+		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, plan, source); err != nil {
+			return err
+		}
+		// Not earlier: the result of the setup must not contain the user's files.
+		if err := b.w.homeFiles().copyHomeFiles(ctx, *s, gst); err != nil {
 			return err
 		}
 	}
@@ -140,23 +154,35 @@ func (b booter) start(ctx context.Context, s *Session) error {
 
 // chooseBase makes s start from the kept result of the same setup, if there is one.
 func (b booter) chooseBase(ctx context.Context, s *Session, kept []RepoBase, plan setupPlan) error {
-	if s.forkOf() != nil || s.Status.From != "" || plan.key == "" {
-		return nil // an earlier keeper has chosen
+	if of := s.Status.FromBase; of != nil && of.Name != plan.key && s.Status.Base == nil {
+		if err := b.dropBase(ctx, s); err != nil { // the branch has moved since an earlier try
+			return err
+		}
 	}
 	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.key })
-	if i < 0 {
+	if s.Status.From != "" || plan.key == "" || i < 0 {
 		return nil
 	}
-	k := kept[i]
-	k.UsedAt = time.Now().UTC()
-	if err := (RepoBases{b.w.Sessions.Config.Paths}).write(k); err != nil {
+	k, err := RepoBases{b.w.Sessions.Config.Paths}.use(ctx, kept[i])
+	if err != nil || k.VM == "" {
 		return err
 	}
-	var err error
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.From, f.Provisioned, f.Program = golden.FromRepo, k.Provisioned, k.Program
-		f.FromBase = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Memory: k.Memory, From: k.From}
+		f.FromBase = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Name: k.Key, Memory: k.Memory, From: k.From}
 	})
+	return err
+}
+
+// dropBase makes a session that was not ready yet start without the kept result of a setup.
+func (b booter) dropBase(ctx context.Context, s *Session) error {
+	bases := RepoBases{b.w.Sessions.Config.Paths}
+	err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx), bases.Remove(ctx, b.w.Driver, s.Status.FromBase.VM))
+	if err == nil {
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.FromBase, f.Forked, f.From, f.Provisioned, f.Program, f.Resumes, f.Setup = nil, false, "", "", "", "", nil
+		})
+	}
 	return err
 }
 
@@ -194,8 +220,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			err = b.create(ctx, s, prepared)
 		}
 		if s.Status.FromBase != nil && fail.CodeOf(err) == fail.NotFound { // it was removed a moment ago
-			*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.FromBase, f.From, f.Provisioned, f.Program = nil, "", "", "" })
-			if err == nil {
+			if err = b.dropBase(ctx, s); err == nil {
 				err = b.create(ctx, s, prepared)
 			}
 		}
@@ -248,6 +273,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
 			return nil, err
 		}
+	}
+	if err := b.w.checkpointer().settle(ctx, *s); err != nil { // a keeper may have died while it kept the result of a setup
+		return nil, err
 	}
 	var conn *ssh.Client
 	err = b.w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {

@@ -23,7 +23,7 @@ type guestSetup struct{ w *Worker }
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets) error {
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets, home bool) error {
 	tools, err := gs.hasTools(s)
 	if err != nil {
 		return err
@@ -65,6 +65,9 @@ func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.
 		case <-provisioned:
 		case <-gctx.Done():
 			return gctx.Err()
+		}
+		if !home {
+			return nil
 		}
 		return gs.w.homeFiles().copyHomeFiles(gctx, third, gst)
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -242,7 +243,7 @@ func (b booter) fork(ctx context.Context, s *Session) error {
 			memory = false
 			err = fork()
 		}
-		if errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) == fail.NotFound {
+		if errors.Is(err, vm.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || fail.CodeOf(err) == fail.NotFound {
 			return fail.New(fail.NotFound, "the checkpoint no longer exists: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 		}
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -23,7 +24,10 @@ const maxBases = 4
 // BaseVMPrefix begins the names of the VMs that hold the results of setups. They never start.
 const BaseVMPrefix = "base-"
 
-func baseVM(key string) string { return BaseVMPrefix + key[:12] }
+// checkpointDigits is how many digits of a key identify a result: as many as a checkpoint's id may have.
+const checkpointDigits = 32
+
+func baseVM(key string) string { return BaseVMPrefix + key[:checkpointDigits] }
 
 // RepoBase is the kept result of a repository's setup: a VM that never starts, of which later
 // sessions of the repository are forks.
@@ -48,7 +52,9 @@ type RepoBases struct{ Paths config.Paths }
 
 func (r RepoBases) dir() string { return filepath.Join(r.Paths.State, "bases") }
 
-func (r RepoBases) file(key string) string { return filepath.Join(r.dir(), key[:12]+".json") }
+func (r RepoBases) file(key string) string {
+	return filepath.Join(r.dir(), key[:checkpointDigits]+".json")
+}
 
 // List returns all, oldest first. A file that cannot be read is left out.
 func (r RepoBases) List() (all []RepoBase, err error) {
@@ -84,6 +90,22 @@ func (r RepoBases) write(b RepoBase) error {
 	return atomicfile.Write(r.file(b.Key), text, 0o600)
 }
 
+// use records that a session starts from a result. It returns none if it was removed meanwhile.
+func (r RepoBases) use(ctx context.Context, b RepoBase) (RepoBase, error) {
+	lock, err := lockfile.Wait(ctx, r.Lock(b.VM), nil)
+	if err != nil {
+		return RepoBase{}, err
+	}
+	defer lock.Unlock()
+	kept, err := r.of(b.RepoKey)
+	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == b.Key })
+	if err != nil || i < 0 {
+		return RepoBase{}, err
+	}
+	kept[i].UsedAt = time.Now().UTC()
+	return kept[i], r.write(kept[i])
+}
+
 // Lock returns the path of the lock that is held while the VM of a result is removed.
 func (r RepoBases) Lock(vm string) string { return filepath.Join(r.Paths.State, "locks", vm) }
 
@@ -96,9 +118,27 @@ func (r RepoBases) Remove(ctx context.Context, driver vm.Driver, name string) er
 	return driver.Delete(ctx, name)
 }
 
+// removeReplaced removes the results that a new one replaces.
+func (r RepoBases) removeReplaced(ctx context.Context, driver vm.Driver, by RepoBase) error {
+	kept, err := r.of(by.RepoKey)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, old := range replaced(kept, by) {
+		lock, free, err := lockfile.Try(r.Lock(old.VM))
+		if err == nil && free { // otherwise a session starts from it, and the next result replaces it
+			err = errors.Join(r.Remove(ctx, driver, old.VM), lock.Remove())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // replaced returns the results of a repository that a new one replaces: those of the same branch and
-// profile, and the oldest ones beyond maxBases.
+// profile, and the least recently used ones beyond maxBases.
 func replaced(kept []RepoBase, by RepoBase) (old []RepoBase) {
+	slices.SortFunc(kept, func(a, b RepoBase) int { return a.UsedAt.Compare(b.UsedAt) })
 	n := 0
 	for _, b := range slices.Backward(kept) {
 		switch {

@@ -175,6 +175,10 @@ func tidyDisks(dir string) error {
 			err = os.Rename(path, filepath.Join(dir, filenames.DiffDisk))
 		case strings.HasPrefix(e.Name(), nextPrefix), strings.HasPrefix(e.Name(), newPrefix):
 			err = os.Remove(path)
+		case strings.HasPrefix(e.Name(), statePrefix): // of an incomplete checkpoint
+			if id := strings.TrimPrefix(e.Name(), statePrefix); !exists(checkpoint{dir: dir, id: id}.path(checkpointPrefix)) && !exists(filepath.Join(dir, forkFile)) {
+				err = os.Remove(path)
+			}
 		}
 		if err != nil {
 			return err
