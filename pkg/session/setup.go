@@ -157,7 +157,7 @@ func (gs guestSetup) setUp(ctx context.Context, s *Session, conn *ssh.Client, pl
 		}
 		result.State = SetupFailed
 		if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
-			result.ExitCode = exit.Code
+			result.ExitCode, err = exit.Code, exit
 		}
 		gs.w.warn(ctx, s.ID, "agent-sessionizer logs --of setup "+s.Name, "the setup of the repository failed: %v", err)
 	}
