@@ -170,7 +170,10 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 			if err == nil {
 				err = removeSynced(filepath.Join(dir, forkFile))
 			}
-			return err
+			if err != nil || !strings.HasPrefix(filepath.Base(f.State), statePrefix) {
+				return err
+			}
+			return removeFile(f.State) // the fork's own name of a checkpoint's memory
 		}
 		if err := sleep(ctx, consolePoll); err != nil {
 			return fmt.Errorf("the guest did not take its identity in time: %w", err)
