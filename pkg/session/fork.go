@@ -132,15 +132,7 @@ func (o Checkpoints) mayFork(ctx context.Context, s Session, label string, count
 			return labelTaken(other, s.Name)
 		}
 	}
-	host, err := measureCapacity(o.Sessions.Config)
-	if err != nil {
-		return err
-	}
-	others, err := o.Sessions.Store.Sessions(ctx, false)
-	if err != nil {
-		return err
-	}
-	return admit(others, s.Spec.Resources, o.Sessions.Config.Limits, host)
+	return o.Sessions.hasRoom(ctx, s.Spec.Resources, "")
 }
 
 func labelTaken(by Session, fork string) error {

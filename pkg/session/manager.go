@@ -202,18 +202,8 @@ func (m *Manager) Suspend(ctx context.Context, s Session) (Session, error) {
 // setDesired does the work of SetDesired. Unless it is nil, also changes the status in the same
 // transaction, or refuses that.
 func (m *Manager) setDesired(ctx context.Context, s Session, desired Phase, also func(Phase, *Status) error) (Session, error) {
-	var host Host
 	if desired == Ready && (s.Phase == Stopped || s.Phase == Broken) {
-		var err error
-		if host, err = measureCapacity(m.Config); err != nil {
-			return s, err
-		}
-		others, err := m.Store.Sessions(ctx, false)
-		if err != nil {
-			return s, err
-		}
-		others = slices.DeleteFunc(others, func(o store.Session) bool { return o.ID == s.ID })
-		if err := admit(others, s.Spec.Resources, m.Config.Limits, host); err != nil {
+		if err := m.hasRoom(ctx, s.Spec.Resources, s.ID); err != nil {
 			return s, err
 		}
 	}
@@ -265,6 +255,21 @@ func (m *Manager) setDesired(ctx context.Context, s Session, desired Phase, also
 		return s, err
 	}
 	return s, m.wake(ctx, s.ID)
+}
+
+// hasRoom returns an error if the host has no room for another session of that size. The session
+// with the id does not count.
+func (m *Manager) hasRoom(ctx context.Context, size config.Resources, id string) error {
+	host, err := measureCapacity(m.Config)
+	if err != nil {
+		return err
+	}
+	others, err := m.Store.Sessions(ctx, false)
+	if err != nil {
+		return err
+	}
+	others = slices.DeleteFunc(others, func(o store.Session) bool { return o.ID == id })
+	return admit(others, size, m.Config.Limits, host)
 }
 
 // wake starts a keeper for the session. If another keeper is alive, the new one waits
