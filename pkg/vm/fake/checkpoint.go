@@ -78,16 +78,16 @@ func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) erro
 // Fork implements vm.Checkpointer.
 func (d *Driver) Fork(ctx context.Context, name, id string, s vm.Spec, memory bool) error {
 	return d.faults.around(ctx, "fork", s.Name, func() error {
-		from, parent, err := d.existing(name)
-		if err != nil {
-			return err
-		}
 		to, err := d.machine(s.Name)
 		if err != nil {
 			return err
 		}
-		if _, err := readSpec(to); err == nil {
+		if _, err := readSpec(to); err == nil { // also if the parent is gone since
 			return nil
+		}
+		from, parent, err := d.existing(name)
+		if err != nil {
+			return err
 		}
 		var is vm.Checkpoint
 		b, err := os.ReadFile(from.checkpoint(id) + ".json")

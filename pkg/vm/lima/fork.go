@@ -24,9 +24,16 @@ const linkTries = 3
 
 // Fork implements vm.Checkpointer.
 func (d *Driver) Fork(ctx context.Context, name, id string, s vm.Spec, memory bool) error {
+	dir, err := d.dir(s.Name)
+	if err != nil {
+		return err
+	}
+	if _, err := readMeta(dir); err == nil { // also if the parent is gone since
+		return nil
+	}
 	c, m, err := d.checkpoint(name, id)
 	if err == nil {
-		err = d.fork(ctx, c, m, s, memory)
+		err = d.fork(ctx, c, m, dir, s, memory)
 	}
 	if err != nil {
 		return fmt.Errorf("fork VM %s: %w", name, explainOS(err))
@@ -34,14 +41,7 @@ func (d *Driver) Fork(ctx context.Context, name, id string, s vm.Spec, memory bo
 	return nil
 }
 
-func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, s vm.Spec, memory bool) error {
-	dir, err := d.dir(s.Name)
-	if err != nil {
-		return err
-	}
-	if _, err := readMeta(dir); err == nil {
-		return nil
-	}
+func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, dir string, s vm.Spec, memory bool) error {
 	is, err := c.read()
 	if errors.Is(err, fs.ErrNotExist) {
 		return fail.New(fail.NotFound, "it has no checkpoint %s", c.id)
