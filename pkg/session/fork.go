@@ -47,7 +47,7 @@ func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label stri
 	if s.Phase == Gone || s.Phase == Destroying || s.Desired == Gone {
 		return nil, fail.New(fail.Conflict, "fork session %s: it is %s", s.Name, s.Phase).WithHint("agent-sessionizer list")
 	}
-	if err := o.mayFork(ctx, s, label, count); err != nil {
+	if err := o.mayFork(ctx, s, checkpoint, label, count); err != nil {
 		return nil, err
 	}
 	var c storedCheckpoint
@@ -126,10 +126,10 @@ func (s Session) checkFork(c storedCheckpoint) error {
 }
 
 // mayFork refuses early, before the memory of s is saved, what would be refused later.
-func (o Checkpoints) mayFork(ctx context.Context, s Session, label string, count int) error {
+func (o Checkpoints) mayFork(ctx context.Context, s Session, checkpoint, label string, count int) error {
 	if label != "" && count == 1 {
 		if other, err := o.Sessions.ByLabel(ctx, s.RepoKey, label); err == nil && other.Label == label {
-			return labelTaken(other, s.Name)
+			return labelTaken(other, withLabel(s.Name, checkpoint))
 		}
 	}
 	return o.Sessions.hasRoom(ctx, s.Spec.Resources, "")
