@@ -103,7 +103,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
-		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist, Budget: d.Budget, Logins: d.Logins, Questions: d.Questions, Subtasks: d.Subtasks, Lifetime: d.Lifetime}.mergeOver(c.base)
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist, Budget: d.Budget, Logins: d.Logins, Questions: d.Questions, Subtasks: d.Subtasks, Lifetime: d.Lifetime, Setup: d.Setup}.mergeOver(c.base)
 		if err := c.setDotfiles(file, d.Dotfiles); err != nil {
 			return err
 		}
@@ -264,6 +264,7 @@ type Settings struct {
 	Questions Questions         `json:"questions,omitzero"`
 	Subtasks  Subtasks          `json:"subtasks,omitzero"`
 	Lifetime  Lifetime          `json:"lifetime,omitzero"`
+	Setup     Setup             `json:"setup,omitzero"`
 
 	Repo RepoKey `json:"-"`
 }
@@ -295,7 +296,7 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Budget: p.Budget, Logins: p.Logins, Questions: p.Questions, Subtasks: p.Subtasks, Lifetime: p.Lifetime, Repo: repo}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Budget: p.Budget, Logins: p.Logins, Questions: p.Questions, Subtasks: p.Subtasks, Lifetime: p.Lifetime, Setup: p.Setup, Repo: repo}, nil
 }
 
 // Profiles returns the names of the profiles, sorted.

@@ -88,6 +88,7 @@ type Profile struct {
 	Questions Questions         `yaml:"questions,omitempty" json:"questions,omitzero"`
 	Subtasks  Subtasks          `yaml:"subtasks,omitempty" json:"subtasks,omitzero"`
 	Lifetime  Lifetime          `yaml:"lifetime,omitempty" json:"lifetime,omitzero"`
+	Setup     Setup             `yaml:"setup,omitempty" json:"setup,omitzero"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -100,7 +101,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Logins == nil {
 		p.Logins = base.Logins
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks), Lifetime: p.Lifetime.over(base.Lifetime)}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks), Lifetime: p.Lifetime.over(base.Lifetime), Setup: p.Setup.Over(base.Setup)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -153,6 +154,7 @@ type document struct {
 	Questions    Questions           `yaml:"questions,omitempty"`
 	Subtasks     Subtasks            `yaml:"subtasks,omitempty"`
 	Lifetime     Lifetime            `yaml:"lifetime,omitempty"`
+	Setup        Setup               `yaml:"setup,omitempty"`
 	Roots        []Dir               `yaml:"roots,omitempty"`
 	Profiles     map[string]Profile  `yaml:"profiles,omitempty"`
 	Repos        map[RepoKey]Repo    `yaml:"repos,omitempty"`
@@ -165,7 +167,8 @@ type resourcesFile struct {
 }
 
 // Project is the content of .agent-sessionizer.yaml in a repository. Anyone who can write
-// to the repository controls it, so it has only fields that narrow the policy. Allow, if
+// to the repository controls it, so it has only fields that narrow the policy, and a setup, which
+// runs in the guest. Allow, if
 // present, keeps only those of the user's names that it lists.
 type Project struct {
 	Network struct {
@@ -175,6 +178,7 @@ type Project struct {
 		Deny  []Name   `yaml:"deny,omitempty"`
 		HTTP  Requests `yaml:"http,omitempty"`
 	} `yaml:"network,omitempty"`
+	Setup Setup `yaml:"setup,omitempty"`
 }
 
 // ProjectFile is the path of a Project in its repository.
@@ -192,6 +196,9 @@ func ParseProject(file string, text []byte) (Project, error) {
 	}
 	if _, err := decode(file, text, &p); err != nil {
 		return Project{}, err
+	}
+	if err := p.Setup.check(); err != nil {
+		return Project{}, fail.New(fail.Usage, "%s: %w", file, err)
 	}
 	return p, nil
 }

@@ -213,6 +213,8 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(set.Lifetime.IdleTTL, "lifetime", "idle_ttl")
 	add(set.Lifetime.Idle, "lifetime", "idle")
 	add(set.Lifetime.CleanupTTL, "lifetime", "cleanup_ttl")
+	add(set.Setup.Run, "setup", "run")
+	add(set.Setup.Files, "setup", "files")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")

@@ -70,7 +70,9 @@ type Part func(context.Context, *collector) error
 
 // Orphans returns the parts that remove objects without an owner. They also run without a
 // request of the user.
-func Orphans() []Part { return []Part{expired, sessions, tasks, machines, locks, clones, files} }
+func Orphans() []Part {
+	return []Part{expired, sessions, tasks, machines, unfinishedBases, locks, clones, files}
+}
 
 // collector is one run.
 type collector struct {
@@ -349,7 +351,7 @@ func machines(ctx context.Context, c *collector) error {
 		s, known := owners[machine.Name]
 		o := Object{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
 		switch {
-		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix):
+		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix) || strings.HasPrefix(machine.Name, session.BaseVMPrefix):
 			continue
 		case !known:
 			o.Why = "no known session uses it"
@@ -461,6 +463,88 @@ func Mirrors(ctx context.Context, c *collector) error {
 		c.recordRemoved(ctx, "mirror:"+o.Name, o)
 	}
 	return err
+}
+
+// Bases removes results of setups that were not used for a long time.
+func Bases(ctx context.Context, c *collector) error {
+	return c.bases(ctx, func(b session.RepoBase) string {
+		if time.Since(b.UsedAt) > c.Unused {
+			return "not used for " + console.Ago(b.UsedAt)
+		}
+		return ""
+	})
+}
+
+// unfinishedBases removes what a killed keeper left of the result of a setup.
+func unfinishedBases(ctx context.Context, c *collector) error {
+	if err := c.bases(ctx, func(session.RepoBase) string { return "" }); err != nil {
+		return err
+	}
+	aside, err := filepath.Glob(filepath.Join(c.Config.Paths.LimaHome, "."+session.BaseVMPrefix+"*~*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range aside {
+		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), "."), "~")
+		o := Object{Kind: "setup", Name: name, Path: dir, Size: image.DiskUsage(dir), Why: "interrupted"}
+		if err := c.remove(ctx, "vm:"+name, o, session.RepoBases{Paths: c.Config.Paths}.Lock(name), func() error { return os.RemoveAll(dir) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bases removes the results for which why returns a reason, and VMs of results that were never
+// completed. A session that makes or uses one holds its lock.
+func (c *collector) bases(ctx context.Context, why func(session.RepoBase) string) error {
+	bases := session.RepoBases{Paths: c.Config.Paths}
+	if !exists(c.Config.Paths.LimaHome) {
+		return nil
+	}
+	driver, err := c.Driver()
+	if err != nil {
+		return err
+	}
+	kept, err := bases.List()
+	if err != nil {
+		return err
+	}
+	machines, err := driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	sizes := map[string]vm.Machine{}
+	for _, machine := range machines {
+		if strings.HasPrefix(machine.Name, session.BaseVMPrefix) {
+			sizes[machine.Name] = machine
+		}
+	}
+	remove := func(name, label, reason string) error {
+		o := Object{Kind: "setup", Name: label, Path: sizes[name].Dir, Size: sizes[name].DiskUsed, Why: reason}
+		return c.remove(ctx, "vm:"+name, o, bases.Lock(name), func() error { return bases.Remove(ctx, driver, name) })
+	}
+	recorded := map[string]bool{}
+	for _, b := range kept {
+		recorded[b.VM] = true
+		reason := why(b)
+		if _, whole := sizes[b.VM]; !whole {
+			reason = "its VM is gone"
+		}
+		if reason != "" {
+			if err := remove(b.VM, b.RepoKey, reason); err != nil {
+				return err
+			}
+		}
+	}
+	for name := range sizes {
+		if recorded[name] {
+			continue
+		}
+		if err := remove(name, name, "interrupted"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // clones removes the leftovers of mirrors that were never completed.

@@ -18,6 +18,7 @@ const (
 	FromWarm    From = "warm"
 	FromPool    From = "pool"
 	FromFork    From = "fork" // another session; never chosen by Best
+	FromRepo    From = "repo" // the kept result of the repository's setup; never chosen by Best
 )
 
 // Start describes the best starting point for a new session's VM.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
 // ImageList lists images, what is being built, and standby VMs.
@@ -14,7 +15,8 @@ type ImageList struct {
 	Making []image.Making   `json:"making" nullable:"false" doc:"Builds in progress."`
 	Pool   []golden.Standby `json:"pool" nullable:"false" doc:"Standby VMs."`
 
-	Failures []image.Failure `json:"failures,omitempty" doc:"Builds that failed and were not repeated since."`
+	Setups   []session.RepoBase `json:"setups,omitempty" doc:"Results of repositories' setups, from which later sessions start."`
+	Failures []image.Failure    `json:"failures,omitempty" doc:"Builds that failed and were not repeated since."`
 }
 
 // ListImages lists the images of the host.
@@ -33,6 +35,9 @@ var ListImages = Operation[struct{}, ImageList]{Spec{
 	if list.Failures, err = e.Images.Failures(); err != nil {
 		return list, err
 	}
-	list.Pool, err = golden.Standbys(e.sessions().Config.Paths.Pool())
+	if list.Pool, err = golden.Standbys(e.sessions().Config.Paths.Pool()); err != nil {
+		return list, err
+	}
+	list.Setups, err = session.RepoBases{Paths: e.sessions().Config.Paths}.List()
 	return list, err
 }}

@@ -143,7 +143,7 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 	if src.NewBranch != "" {
 		o.branch = src.NewBranch
 	}
-	line := command(receiveScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
+	line := command(receiveScript+checkoutScript, tmp, prefix, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.shallow, o.format)
 	p.report("copying the history into the guest")
 	if err := send(ctx, g, src, o, line, p); err != nil {
 		return Base{}, fmt.Errorf("copy the repository into the guest: %w", err)

@@ -31,3 +31,17 @@ func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []by
 	out, err := git.output(ctx, "cat-file", "blob", fields[2])
 	return []byte(out), err == nil, err
 }
+
+// Entries describes files and directories of the commit to be checked out, one line for each that
+// exists: mode, type, object id and path. The text changes whenever one of them does.
+func (s Source) Entries(ctx context.Context, paths ...string) (string, error) {
+	s, err := s.Resolve(ctx)
+	if err != nil || s.Commit == "" || len(paths) == 0 {
+		return "", err
+	}
+	out, err := hostGit{dir: s.Dir}.output(ctx, append([]string{"ls-tree", "--full-tree", s.Commit, "--"}, paths...)...)
+	if err != nil {
+		return "", fmt.Errorf("find %s: %w", strings.Join(paths, ", "), err)
+	}
+	return out, nil
+}

@@ -57,6 +57,10 @@ var (
 	probeScript string
 	//go:embed guest/receive.sh
 	receiveScript string
+	//go:embed guest/renew.sh
+	renewScript string
+	//go:embed guest/checkout.sh
+	checkoutScript string
 	//go:embed guest/dirty.sh
 	dirtyScript string
 	//go:embed guest/finish.sh

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -46,32 +47,54 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	var source repo.Source
 	var target repo.Target
 	var conn *ssh.Client
+	var plan setupPlan
 	was := *s // the concurrent steps must not read what boot writes
+	fetch := func(ctx context.Context) error {
+		return b.w.step(ctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+			m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
+			if err != nil {
+				return err
+			}
+			if m.Warning != "" {
+				b.w.warn(ctx, was.ID, "", "%s", m.Warning)
+			}
+			source = m.Source(was.Spec.WithChanges)
+			if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
+				source.Session = was.Spec.Within.Name
+			}
+			if was.Status.Base != nil { // an earlier keeper has cloned it
+				source.Commit, source.Branch = was.Status.Base.Commit, ""
+			}
+			if source, err = source.Resolve(ctx); err == nil {
+				plan, err = b.w.planSetup(ctx, was, settings, source)
+			}
+			target = m.Target()
+			return was.withLabelHint(err)
+		})
+	}
+	isNew := was.Spec.Fork == nil && !was.Status.WasReady && (was.Status.Base == nil || was.Status.Setup == nil || was.Status.Setup.State == SetupRunning)
+	if isNew {
+		kept, err := RepoBases{b.w.Sessions.Config.Paths}.of(was.RepoKey)
+		if err != nil {
+			return err
+		}
+		if len(kept) > 0 && was.mayUseBase() { // which one fits depends on the commit
+			if err := fetch(ctx); err != nil {
+				return err
+			}
+			if err := b.chooseBase(ctx, s, kept, plan); err != nil {
+				return err
+			}
+		}
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		var err error
 		conn, err = b.boot(gctx, s)
 		return err
 	})
-	if was.Status.Base == nil {
-		g.Go(func() error {
-			return b.w.step(gctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
-				m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
-				if err != nil {
-					return err
-				}
-				if m.Warning != "" {
-					b.w.warn(ctx, was.ID, "", "%s", m.Warning)
-				}
-				source = m.Source(was.Spec.WithChanges)
-				if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
-					source.Session = was.Spec.Within.Name
-				}
-				source, err = source.Resolve(ctx)
-				target = m.Target()
-				return was.withLabelHint(err)
-			})
-		})
+	if isNew && source.Dir == "" {
+		g.Go(func() error { return fetch(gctx) })
 	}
 	if len(secrets.refs) > 0 {
 		g.Go(func() error {
@@ -97,8 +120,27 @@ func (b booter) start(ctx context.Context, s *Session) error {
 			return err
 		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets); err != nil {
-		return err
+	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets, !isNew || plan.Run == ""); err != nil {
+		if s.Status.FromBase == nil || ctx.Err() != nil {
+			return err
+		}
+		if now, gerr := b.w.Sessions.Get(ctx, s.ID); gerr != nil || now.Status.Base != nil {
+			return errors.Join(err, gerr)
+		}
+		b.w.warn(ctx, s.ID, "", "the kept result of the setup cannot be used: %v", err)
+		if err := b.dropBase(ctx, s); err != nil {
+			return err
+		}
+		return b.start(ctx, s)
+	}
+	if isNew && plan.Run != "" {
+		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, plan, source); err != nil {
+			return err
+		}
+		// Not earlier: the result of the setup must not contain the user's files.
+		if err := b.w.homeFiles().copyHomeFiles(ctx, *s, gst); err != nil {
+			return err
+		}
 	}
 	last, lctx := errgroup.WithContext(ctx)
 	last.Go(func() error { return b.w.guestSetup().windows(lctx, s, gst) })
@@ -107,6 +149,40 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		return err
 	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
+	return err
+}
+
+// chooseBase makes s start from the kept result of the same setup, if there is one.
+func (b booter) chooseBase(ctx context.Context, s *Session, kept []RepoBase, plan setupPlan) error {
+	if of := s.Status.FromBase; of != nil && of.Name != plan.key && s.Status.Base == nil {
+		if err := b.dropBase(ctx, s); err != nil { // the branch has moved since an earlier try
+			return err
+		}
+	}
+	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.key })
+	if s.Status.From != "" || plan.key == "" || i < 0 {
+		return nil
+	}
+	k, err := RepoBases{b.w.Sessions.Config.Paths}.use(ctx, kept[i])
+	if err != nil || k.VM == "" {
+		return err
+	}
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.From, f.Provisioned, f.Program = golden.FromRepo, k.Provisioned, k.Program
+		f.FromBase = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Name: k.Key, Memory: k.Memory, From: k.From}
+	})
+	return err
+}
+
+// dropBase makes a session that was not ready yet start without the kept result of a setup.
+func (b booter) dropBase(ctx context.Context, s *Session) error {
+	bases := RepoBases{b.w.Sessions.Config.Paths}
+	err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx), bases.Remove(ctx, b.w.Driver, s.Status.FromBase.VM))
+	if err == nil {
+		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+			f.FromBase, f.Forked, f.From, f.Provisioned, f.Program, f.Resumes, f.Setup = nil, false, "", "", "", "", nil
+		})
+	}
 	return err
 }
 
@@ -138,10 +214,15 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		var err error
 		switch {
 		case s.Status.WasReady: // the VM exists and needs no image any more
-		case s.Spec.Fork != nil:
+		case s.forkOf() != nil:
 			err = b.fork(ctx, s)
 		default:
 			err = b.create(ctx, s, prepared)
+		}
+		if s.Status.FromBase != nil && fail.CodeOf(err) == fail.NotFound { // it was removed a moment ago
+			if err = b.dropBase(ctx, s); err == nil {
+				err = b.create(ctx, s, prepared)
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -161,7 +242,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			}
 			break
 		}
-		if s.Status.WasReady || s.Spec.Fork != nil { // no other VM is as good
+		if s.Status.WasReady || s.forkOf() != nil { // no other VM is as good
 			if again && !s.Status.WasReady && s.origin() == golden.FromGeneric {
 				return nil, err
 			}
@@ -192,6 +273,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
 			return nil, err
 		}
+	}
+	if err := b.w.checkpointer().settle(ctx, *s); err != nil { // a keeper may have died while it kept the result of a setup
+		return nil, err
 	}
 	var conn *ssh.Client
 	err = b.w.step(ctx, s.ID, "log in", func(ctx context.Context, p vm.Progress) error {
@@ -232,12 +316,12 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			return err
 		}
 		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-			if s.Spec.Fork != nil && f.Root != m.Root {
+			if s.Spec.Fork != nil && f.Root != m.Root { // the directory is the original's
 				f.Dir = m.Root + f.Dir
 			}
 			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
 			if s.Phase != Ready && f.Resumes != "" {
-				f.Resumed, f.ClockStopped = true, s.Spec.Fork == nil || f.WasReady // the identity of a fork has the time
+				f.Resumed, f.ClockStopped = s.Status.FromBase == nil || f.WasReady, s.forkOf() == nil || f.WasReady // the identity of a fork has the time
 			}
 			f.hasResumed()
 		})

@@ -23,7 +23,7 @@ type guestSetup struct{ w *Worker }
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets) error {
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets, home bool) error {
 	tools, err := gs.hasTools(s)
 	if err != nil {
 		return err
@@ -65,6 +65,9 @@ func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.
 		case <-provisioned:
 		case <-gctx.Done():
 			return gctx.Err()
+		}
+		if !home {
+			return nil
 		}
 		return gs.w.homeFiles().copyHomeFiles(gctx, third, gst)
 	})
@@ -210,7 +213,11 @@ func (gs guestSetup) provision(ctx context.Context, s *Session, g guestclient.Gu
 func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
 	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
-		base, err := repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
+		put := repo.Push
+		if s.Status.FromBase != nil {
+			put = repo.Renew
+		}
+		base, err := put(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {
 			return err
 		}

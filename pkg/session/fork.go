@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -98,8 +99,8 @@ func (o Checkpoints) Fork(ctx context.Context, s Session, checkpoint, label stri
 
 // origin returns how the VM of s, or of its oldest ancestor, was made.
 func (s Session) origin() golden.From {
-	if s.Spec.Fork != nil {
-		return s.Spec.Fork.From
+	if of := s.forkOf(); of != nil {
+		return of.From
 	}
 	return s.Status.From
 }
@@ -196,13 +197,16 @@ func (m *Manager) IsBeingForked(ctx context.Context, s Session) (bool, error) {
 	return m.isNeeded(ctx, s.ID, "")
 }
 
+// forkOf returns what the VM of s is a fork of, nil if it is none.
+func (s Session) forkOf() *ForkOf { return cmp.Or(s.Spec.Fork, s.Status.FromBase) }
+
 // fork makes the VM of a fork, unless it exists. Then the fork has all that it needs.
 func (b booter) fork(ctx context.Context, s *Session) error {
 	if s.Status.Forked {
 		return nil
 	}
 	return b.w.step(ctx, s.ID, "fork the VM", func(ctx context.Context, _ vm.Progress) error {
-		of := *s.Spec.Fork
+		of := *s.forkOf()
 		d, err := b.w.checkpointer().driver()
 		if err != nil {
 			return err
@@ -211,12 +215,14 @@ func (b booter) fork(ctx context.Context, s *Session) error {
 		if err != nil {
 			return err
 		}
-		parent, err := b.w.Sessions.Get(ctx, of.Session)
-		if err == nil && s.Spec.Enforced && parent.Phase != Gone {
-			err = b.w.Sessions.Gateway(*s).Inherit(ctx, b.w.Sessions.Gateway(parent))
-		}
-		if err != nil {
-			return err
+		if of.Session != "" && s.Spec.Enforced {
+			parent, err := b.w.Sessions.Get(ctx, of.Session)
+			if err == nil && parent.Phase != Gone {
+				err = b.w.Sessions.Gateway(*s).Inherit(ctx, b.w.Sessions.Gateway(parent))
+			}
+			if err != nil {
+				return err
+			}
 		}
 		if err := b.w.standbys().freeStandbyMemory(ctx, s.Spec.Resources.Memory); err != nil {
 			return err
@@ -237,8 +243,8 @@ func (b booter) fork(ctx context.Context, s *Session) error {
 			memory = false
 			err = fork()
 		}
-		if errors.Is(err, vm.ErrNotFound) || fail.CodeOf(err) == fail.NotFound {
-			return fail.New(fail.NotFound, "the checkpoint of session %s no longer exists: %w", parent.Name, err).WithHint("agent-sessionizer destroy --force %s", s.Name)
+		if errors.Is(err, vm.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || fail.CodeOf(err) == fail.NotFound {
+			return fail.New(fail.NotFound, "the checkpoint no longer exists: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 		}
 		if err != nil {
 			return err
@@ -246,6 +252,8 @@ func (b booter) fork(ctx context.Context, s *Session) error {
 		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 			if f.Forked = true; memory {
 				f.Resumes = of.Checkpoint
+			} else {
+				f.removeUnlisted(of.Checkpoint)
 			}
 		})
 		return err

@@ -183,6 +183,8 @@ type Status struct {
 	Restore      *restoreRequest    `json:"restore,omitempty"`
 	// Why the last restore failed, nil if it did not.
 	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
+	Setup        *SetupResult         `json:"setup,omitempty"`
+	FromBase     *ForkOf              `json:"from_base,omitempty"`     // the kept result of a setup that the VM is a fork of
 	Forked       bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
 	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
 	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
@@ -315,6 +317,7 @@ type View struct {
 	Restoring       string               `json:"restoring,omitempty"`     // the checkpoint that is being restored
 	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"` // why the last restore failed
 	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
+	Setup           *SetupResult         `json:"setup,omitempty"`         // of the repository's setup
 	ForkOf          string               `json:"fork_of,omitempty"`       // id of the session that it was forked from
 }
 
@@ -329,7 +332,7 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
-	v.Logins, v.RestoreError, v.Resumed = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed
+	v.Logins, v.RestoreError, v.Resumed, v.Setup = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed, s.Status.Setup
 	if s.Status.Restore != nil {
 		v.Restoring = s.Status.Restore.Name
 	}

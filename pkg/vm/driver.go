@@ -204,7 +204,8 @@ type Checkpointer interface {
 	// deleted afterwards. If memory is set, the first Start resumes the memory and gives the guest a
 	// new identity; for that, "agent-guest fork wait" must have been running at the checkpoint.
 	// Otherwise the first Start boots from the disk. Fork returns ErrNotWoken, wrapped, for memory
-	// that this host cannot resume. If s.Name exists already, Fork leaves it unchanged.
+	// that this host cannot resume. If s.Name exists already, Fork leaves it unchanged. The fork has
+	// a checkpoint with the same id, which the caller should remove once the fork has started.
 	Fork(ctx context.Context, name, id string, s Spec, memory bool) error
 
 	// RemoveCheckpoint removes a checkpoint. A missing one is a success. The VM keeps running or

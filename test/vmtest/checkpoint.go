@@ -1,6 +1,7 @@
 package vmtest
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"testing"
@@ -110,6 +111,8 @@ func (h Harness) checkpoints(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.C
 	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
 		t.Errorf("file after Restore(first) without memory = %q, want first", got)
 	}
+	c2 := h.forked(t, d, k, ep)
+	defer c2.Close()
 	for _, id := range []string{"first", "second", "third"} {
 		if err := k.RemoveCheckpoint(t.Context(), alive, id); err != nil {
 			t.Errorf("RemoveCheckpoint(%s) = %v, want nil", id, err)
@@ -118,8 +121,49 @@ func (h Harness) checkpoints(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.C
 	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
 		t.Errorf("file after RemoveCheckpoint = %q, want first", got)
 	}
+	if got := output(t, c2, "cat ~/checkpoint; echo forked >~/checkpoint; sync"); got != "first" {
+		t.Errorf("file of the fork = %q, want first", got)
+	}
+	if err := d.Delete(t.Context(), forked); err != nil {
+		t.Errorf("Delete of the fork = %v, want nil", err)
+	}
+	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
+		t.Errorf("file after Delete of the fork = %q, want first", got)
+	}
 	if err := k.Restore(t.Context(), "no-such-vm", "first", false); !errors.Is(err, vm.ErrNotFound) {
 		t.Errorf("Restore of a missing VM = %v, want %v", err, vm.ErrNotFound)
 	}
 	return c
+}
+
+const forked = "forked"
+
+// forked makes a VM from the disk of the checkpoint "first" and returns a connection to it.
+func (h Harness) forked(t *testing.T, d vm.Driver, k vm.Checkpointer, parent vm.Endpoint) *ssh.Client {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := d.Delete(context.WithoutCancel(t.Context()), forked); err != nil {
+			t.Error(err)
+		}
+	})
+	s := h.Spec(t, forked)
+	s.CPUs, s.Image = 1, vm.Image{} // the parent's count
+	if err := k.Fork(t.Context(), alive, "no-such-checkpoint", s, false); err == nil {
+		t.Error("Fork of a missing checkpoint = nil, want an error")
+	}
+	for range 2 { // the second call changes nothing
+		if err := k.Fork(t.Context(), alive, "first", s, false); err != nil {
+			t.Fatalf("Fork = %v, want nil", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
+	defer cancel()
+	ep, err := d.Start(ctx, forked, func(msg string) { t.Log(msg) })
+	if err != nil {
+		t.Fatalf("Start of the fork = %v, want nil", err)
+	}
+	if ep.Addr == parent.Addr {
+		t.Errorf("address of the fork = %s, the same as that of its parent", ep.Addr)
+	}
+	return h.dial(t, ep)
 }

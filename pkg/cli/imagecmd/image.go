@@ -2,6 +2,7 @@
 package imagecmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -132,6 +133,9 @@ func runImageList(ctx context.Context, a *app.App, asJSON bool) error {
 	a.Con.Table(header, rows)
 	for _, s := range list.Pool {
 		a.Printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), console.Ago(s.CreatedAt))
+	}
+	for _, b := range list.Setups {
+		a.Printf("%s of %s has the setup of %s: %v, created %s ago, used %s ago\n", b.VM, cmp.Or(b.Branch, "no branch"), b.RepoKey, config.Size(b.Size), console.Ago(b.CreatedAt), console.Ago(b.UsedAt))
 	}
 	for _, m := range list.Making {
 		a.Printf("%s is being built, for %s: %s\n", m.Name, console.Ago(m.Since), m.Doing)

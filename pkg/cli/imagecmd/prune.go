@@ -48,11 +48,11 @@ agents' commits that no branch has, and VMs and directories of unknown sessions.
   agent-sessionizer prune --dry-run --json | jq .size`,
 		Args: app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runPrune(cmd.Context(), a, o, append(gc.Orphans(), gc.Images, gc.Mirrors)...)
+			return runPrune(cmd.Context(), a, o, append(gc.Orphans(), gc.Bases, gc.Images, gc.Mirrors)...)
 		},
 	}
 	o.flags(cmd)
-	cmd.Flags().Var(&o.unused, "unused-for", "`TIME` without use after which mirrors are removed, such as 30d or 12h")
+	cmd.Flags().Var(&o.unused, "unused-for", "`TIME` without use after which mirrors and results of setups are removed, such as 30d or 12h")
 	return cmd
 }
 

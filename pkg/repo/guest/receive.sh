@@ -1,8 +1,6 @@
-# Creates a repository at TMP from the bundle on stdin and checks it out.
+# Creates a repository at TMP from the bundle on stdin. checkout.sh follows.
 # Usage: receive TMP PREFIX URL KIND REMOTE BRANCH COMMIT DEFAULT SHALLOW FORMAT
-# TMP is PREFIX with a unique suffix. KIND is "mirror" (branches are the
-# remote's), "clone" (branches are the user's, refs/remotes/REMOTE the remote's)
-# or "empty" (nothing on stdin). An empty BRANCH means a detached HEAD.
+# TMP is PREFIX with a unique suffix.
 tmp=$1 prefix=$2 url=$3 kind=$4 remote=$5 branch=$6 commit=$7 default=$8
 shallow=$9
 shift 9
@@ -17,45 +15,7 @@ cd -- "$tmp"
 mkdir .git/agent-sessionizer
 [ -z "$shallow" ] || printf '%s\n' "$shallow" >.git/shallow
 
-if [ "$kind" = empty ]; then
-	: >.git/agent-sessionizer/known
-else
+if [ "$kind" != empty ]; then
 	# "cat": git opens /dev/stdin by name, which a socket does not allow.
 	cat | git bundle unbundle /dev/stdin >.git/agent-sessionizer/refs
-	cut -d' ' -f1 .git/agent-sessionizer/refs | sort -u >.git/agent-sessionizer/known
-	if [ "$kind" = mirror ]; then
-		sed -n -e 's|^\([0-9a-f]*\) refs/heads/\(.*\)$|create refs/remotes/origin/\2 \1|p' \
-			-e 's|^\([0-9a-f]*\) \(refs/tags/.*\)$|create \2 \1|p' .git/agent-sessionizer/refs
-	else
-		sed -n -e "\\|^[0-9a-f]* refs/remotes/$remote/HEAD\$|d" \
-			-e "s|^\\([0-9a-f]*\\) refs/remotes/$remote/\\(.*\\)\$|create refs/remotes/origin/\\2 \\1|p" \
-			-e 's|^\([0-9a-f]*\) \(refs/heads/.*\)$|create \2 \1|p' \
-			-e 's|^\([0-9a-f]*\) \(refs/tags/.*\)$|create \2 \1|p' .git/agent-sessionizer/refs
-	fi | sort -u | git update-ref --stdin # a symbolic ref is listed as what it points to
-	rm .git/agent-sessionizer/refs
 fi
-
-if [ -n "$url" ]; then
-	git remote add -- origin "$url"
-	there=
-	[ -z "$default" ] || there=$(git for-each-ref --count=1 "refs/remotes/origin/$default")
-	if [ -n "$there" ]; then
-		git symbolic-ref refs/remotes/origin/HEAD "refs/remotes/origin/$default"
-	fi
-fi
-if [ -n "$branch" ]; then
-	git symbolic-ref HEAD "refs/heads/$branch"
-	[ -z "$commit" ] || git update-ref "refs/heads/$branch" "$commit"
-	if [ -n "$url" ]; then
-		git config "branch.$branch.remote" origin
-		git config "branch.$branch.merge" "refs/heads/$branch"
-	fi
-else
-	git update-ref --no-deref HEAD "$commit"
-fi
-if [ -n "$commit" ]; then
-	# extras.sh fetches the LFS objects later, if their server is reachable.
-	GIT_LFS_SKIP_SMUDGE=1 git -c core.hooksPath=/dev/null reset -q --hard
-fi
-printf '%s %s\n' "${commit:--}" "${branch:--}" >.git/agent-sessionizer/base
-trap - EXIT

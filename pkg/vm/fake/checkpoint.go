@@ -103,7 +103,10 @@ func (d *Driver) Fork(ctx context.Context, name, id string, s vm.Spec, memory bo
 		if err := errors.Join(removeAll(to.dir), os.MkdirAll(to.dir, 0o700)); err != nil {
 			return err
 		}
-		if err := copyTree(ctx, from.checkpoint(id), to.root()); err != nil {
+		if err := errors.Join(copyTree(ctx, from.checkpoint(id), to.root()), os.MkdirAll(to.file("checkpoints"), 0o700)); err != nil {
+			return err
+		}
+		if err := errors.Join(copyTree(ctx, from.checkpoint(id), to.checkpoint(id)), atomicfile.Write(to.checkpoint(id)+".json", b, 0o600)); err != nil {
 			return err
 		}
 		if memory {

@@ -162,8 +162,7 @@ func (d *Driver) suspend(ctx context.Context, c checkpoint, m meta, p vm.Progres
 	return is, d.restore(ctx, c, m, true)
 }
 
-// tidyDisks completes what a checkpoint of a VM that has ended since left undone, and removes memory
-// that nothing needs.
+// tidyDisks completes what a checkpoint of a VM that has ended since left undone.
 func tidyDisks(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -176,7 +175,7 @@ func tidyDisks(dir string) error {
 			err = os.Rename(path, filepath.Join(dir, filenames.DiffDisk))
 		case strings.HasPrefix(e.Name(), nextPrefix), strings.HasPrefix(e.Name(), newPrefix):
 			err = os.Remove(path)
-		case strings.HasPrefix(e.Name(), statePrefix): // of a fork that has woken, or of an incomplete checkpoint
+		case strings.HasPrefix(e.Name(), statePrefix): // of an incomplete checkpoint
 			if id := strings.TrimPrefix(e.Name(), statePrefix); !exists(checkpoint{dir: dir, id: id}.path(checkpointPrefix)) && !exists(filepath.Join(dir, forkFile)) {
 				err = os.Remove(path)
 			}

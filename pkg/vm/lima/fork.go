@@ -80,15 +80,22 @@ func (d *Driver) fork(ctx context.Context, c checkpoint, m meta, dir string, s v
 			}
 		}
 		if m.VMType == limayaml.VZ {
-			return clone(c.path(layerPrefix), filepath.Join(tmp, filenames.DiffDisk))
-		}
-		if err := c.linkLayers(tmp); err != nil {
-			return err
-		}
-		if f != nil {
-			if err := os.Link(c.path(statePrefix), filepath.Join(tmp, filepath.Base(f.State))); err != nil {
+			if err := clone(c.path(layerPrefix), filepath.Join(tmp, filenames.DiffDisk)); err != nil {
 				return err
 			}
+			if err := os.Link(c.path(layerPrefix), filepath.Join(tmp, layerPrefix+c.id)); err != nil {
+				return err
+			}
+		} else if err := c.linkLayers(tmp); err != nil {
+			return err
+		}
+		for _, prefix := range []string{statePrefix, checkpointPrefix} { // so it can be forked as well
+			if err := os.Link(c.path(prefix), filepath.Join(tmp, prefix+c.id)); err != nil && (memory || !errors.Is(err, fs.ErrNotExist)) {
+				return err
+			}
+		}
+		if m.VMType == limayaml.VZ {
+			return nil
 		}
 		return overlay(ctx, layerPrefix+c.id, filepath.Join(tmp, filenames.DiffDisk))
 	})

@@ -170,10 +170,7 @@ func (f *fork) wake(ctx context.Context, name, dir string) error {
 			if err == nil {
 				err = removeSynced(filepath.Join(dir, forkFile))
 			}
-			if err != nil || !strings.HasPrefix(filepath.Base(f.State), statePrefix) {
-				return err
-			}
-			return removeFile(f.State) // the fork's own name of a checkpoint's memory
+			return err
 		}
 		if err := sleep(ctx, consolePoll); err != nil {
 			return fmt.Errorf("the guest did not take its identity in time: %w", err)
