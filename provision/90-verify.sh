@@ -29,5 +29,6 @@ check gh --version
 check jq --version
 check claude --version
 check codex --version
+check devcontainer --version
 check sudo -n true
 exit "$missing"

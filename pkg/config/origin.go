@@ -215,6 +215,8 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(set.Lifetime.CleanupTTL, "lifetime", "cleanup_ttl")
 	add(set.Setup.Run, "setup", "run")
 	add(set.Setup.Files, "setup", "files")
+	add(set.Setup.Devcontainer, "setup", "devcontainer")
+	add(set.Setup.Services, "setup", "services")
 	add(set.Resources.CPUs, "resources", "cpus")
 	add(set.Resources.Memory, "resources", "memory")
 	add(set.Resources.Disk, "resources", "disk")

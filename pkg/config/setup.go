@@ -12,16 +12,22 @@ const maxSetup = 16 << 10
 
 const maxSetupFiles = 32
 
-// Setup prepares a repository in its guest, for example by installing dependencies. The result is
-// kept for later sessions of the repository, as long as the script and the files are the same.
+// Setup prepares a repository in its guest, in this order: by a script, for example to install
+// dependencies, by the repository's dev container, and by services that run beside it. The result is
+// kept for later sessions of the repository, as long as all of this and the files are the same.
 type Setup struct {
-	Run   SetupScript `yaml:"run,omitempty" json:"run,omitempty"`
-	Files []RepoPath  `yaml:"files,omitempty" json:"files,omitempty"` // such as lock files
+	Run          SetupScript `yaml:"run,omitempty" json:"run,omitempty"`
+	Files        []RepoPath  `yaml:"files,omitempty" json:"files,omitempty"` // such as lock files
+	Devcontainer bool        `yaml:"devcontainer,omitempty" json:"devcontainer,omitempty"`
+	Services     RepoPath    `yaml:"services,omitempty" json:"services,omitempty"` // a compose file
 }
 
-// Over returns s, or base if s has no script.
+// IsZero reports whether there is nothing to do.
+func (s Setup) IsZero() bool { return s.Run == "" && !s.Devcontainer && s.Services == "" }
+
+// Over returns s, or base if s has nothing to do.
 func (s Setup) Over(base Setup) Setup {
-	if s.Run == "" {
+	if s.IsZero() {
 		return base
 	}
 	return s

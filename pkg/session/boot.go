@@ -44,47 +44,26 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		return err
 	}
 	secrets.logins = Secrets{b.w.Sessions}.logins(*s, settings)
-	var source repo.Source
-	var target repo.Target
 	var conn *ssh.Client
-	var plan setupPlan
+	var from fetchedRepo
 	was := *s // the concurrent steps must not read what boot writes
-	fetch := func(ctx context.Context) error {
-		return b.w.step(ctx, was.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
-			m, err := b.w.Mirrors.Ensure(ctx, was.Spec.Repo, repo.Progress(p))
-			if err != nil {
-				return err
-			}
-			if m.Warning != "" {
-				b.w.warn(ctx, was.ID, "", "%s", m.Warning)
-			}
-			source = m.Source(was.Spec.WithChanges)
-			if source.NewBranch = was.Spec.NewBranch; was.Spec.Within != nil {
-				source.Session = was.Spec.Within.Name
-			}
-			if was.Status.Base != nil { // an earlier keeper has cloned it
-				source.Commit, source.Branch = was.Status.Base.Commit, ""
-			}
-			if source, err = source.Resolve(ctx); err == nil {
-				plan, err = b.w.planSetup(ctx, was, settings, source)
-			}
-			target = m.Target()
-			return was.withLabelHint(err)
-		})
+	if was.Status.SetupPlan != nil {
+		from.plan = *was.Status.SetupPlan
 	}
-	isNew := was.Spec.Fork == nil && !was.Status.WasReady && (was.Status.Base == nil || was.Status.Setup == nil || was.Status.Setup.State == SetupRunning)
-	if isNew {
+	fetched := was.Status.Base != nil
+	if !fetched && was.mayUseBase() {
 		kept, err := RepoBases{b.w.Sessions.Config.Paths}.of(was.RepoKey)
 		if err != nil {
 			return err
 		}
-		if len(kept) > 0 && was.mayUseBase() { // which one fits depends on the commit
-			if err := fetch(ctx); err != nil {
+		if len(kept) > 0 { // which one fits depends on the commit
+			if from, err = b.fetch(ctx, was, settings); err != nil {
 				return err
 			}
-			if err := b.chooseBase(ctx, s, kept, plan); err != nil {
+			if err := b.chooseBase(ctx, s, kept, from.plan); err != nil {
 				return err
 			}
+			fetched = true
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -93,8 +72,12 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		conn, err = b.boot(gctx, s)
 		return err
 	})
-	if isNew && source.Dir == "" {
-		g.Go(func() error { return fetch(gctx) })
+	if !fetched {
+		g.Go(func() error {
+			var err error
+			from, err = b.fetch(gctx, was, settings)
+			return err
+		})
 	}
 	if len(secrets.refs) > 0 {
 		g.Go(func() error {
@@ -115,12 +98,19 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		return err
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
+	needsSetup := len(from.plan.Steps) > 0 && (s.isNew() || was.Phase != Ready && !s.Status.Resumed)
 	if s.Status.Base == nil {
-		if err := b.w.guestSetup().readProject(ctx, s, conn, source); err != nil {
+		if err := b.w.guestSetup().readProject(ctx, s, conn, from.source); err != nil {
 			return err
 		}
+		// Not later: once the guest has a checkout, the repository is not fetched again.
+		if needsSetup || s.Status.SetupPlan != nil {
+			if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SetupPlan = &from.plan }); err != nil {
+				return err
+			}
+		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, source, target, secrets, !isNew || plan.Run == ""); err != nil {
+	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !(needsSetup && s.isNew())); err != nil {
 		if s.Status.FromBase == nil || ctx.Err() != nil {
 			return err
 		}
@@ -133,13 +123,14 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		}
 		return b.start(ctx, s)
 	}
-	if isNew && plan.Run != "" {
-		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, plan, source); err != nil {
+	if needsSetup {
+		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan); err != nil {
 			return err
 		}
-		// Not earlier: the result of the setup must not contain the user's files.
-		if err := b.w.homeFiles().copyHomeFiles(ctx, *s, gst); err != nil {
-			return err
+		if s.isNew() { // not earlier: the result of the setup must not contain the user's files
+			if err := b.w.homeFiles().copyHomeFiles(ctx, *s, gst); err != nil {
+				return err
+			}
 		}
 	}
 	last, lctx := errgroup.WithContext(ctx)
@@ -148,19 +139,53 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	if err := last.Wait(); err != nil {
 		return err
 	}
-	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.WasReady, f.Attention, f.ClockStopped = true, nil, false })
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.WasReady, f.Attention, f.ClockStopped = true, nil, false
+	})
 	return err
+}
+
+// fetchedRepo is what a new session needs of its repository on the host.
+type fetchedRepo struct {
+	source repo.Source
+	target repo.Target
+	plan   setupPlan
+}
+
+// isNew reports whether nothing of s has been used yet: not by the user, and not by one whose fork it
+// is.
+func (s Session) isNew() bool { return !s.Status.WasReady && s.Spec.Fork == nil }
+
+// fetch brings the mirror up to date, and finds the commit to check out.
+func (b booter) fetch(ctx context.Context, s Session, set config.Settings) (from fetchedRepo, err error) {
+	return from, b.w.step(ctx, s.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+		m, err := b.w.Mirrors.Ensure(ctx, s.Spec.Repo, repo.Progress(p))
+		if err != nil {
+			return err
+		}
+		if m.Warning != "" {
+			b.w.warn(ctx, s.ID, "", "%s", m.Warning)
+		}
+		from.source, from.target = m.Source(s.Spec.WithChanges), m.Target()
+		if from.source.NewBranch = s.Spec.NewBranch; s.Spec.Within != nil {
+			from.source.Session = s.Spec.Within.Name
+		}
+		if from.source, err = from.source.Resolve(ctx); err == nil {
+			from.plan, err = b.w.planSetup(ctx, s, set, from.source)
+		}
+		return s.withLabelHint(err)
+	})
 }
 
 // chooseBase makes s start from the kept result of the same setup, if there is one.
 func (b booter) chooseBase(ctx context.Context, s *Session, kept []RepoBase, plan setupPlan) error {
-	if of := s.Status.FromBase; of != nil && of.Name != plan.key && s.Status.Base == nil {
+	if of := s.Status.FromBase; of != nil && of.Name != plan.Key && s.Status.Base == nil {
 		if err := b.dropBase(ctx, s); err != nil { // the branch has moved since an earlier try
 			return err
 		}
 	}
-	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.key })
-	if s.Status.From != "" || plan.key == "" || i < 0 {
+	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.Key })
+	if s.Status.From != "" || plan.Key == "" || i < 0 {
 		return nil
 	}
 	k, err := RepoBases{b.w.Sessions.Config.Paths}.use(ctx, kept[i])

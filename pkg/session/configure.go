@@ -23,7 +23,7 @@ type guestSetup struct{ w *Worker }
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
 // the tools.
-func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, source repo.Source, target repo.Target, secrets secrets, home bool) error {
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, from fetchedRepo, secrets secrets, home bool) error {
 	tools, err := gs.hasTools(s)
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.
 					return gctx.Err()
 				}
 			}
-			return gs.clone(gctx, &other, gst, source, target)
+			return gs.clone(gctx, &other, gst, from.source, from.target)
 		})
 	}
 	g.Go(func() error { // after provisioning, so that home files replace provisioned ones

@@ -149,6 +149,7 @@ func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of
 	status := Status{
 		Net: was.Net, Budget: was.Budget, Project: was.Project, Dir: strings.TrimPrefix(was.Dir, was.Root), Base: was.Base, Target: was.Target,
 		SavedHome: was.SavedHome, From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
+		SetupPlan: was.SetupPlan, Setup: was.Setup,
 	}
 	labels, asked := freeLabels(cmp.Or(label, s.Label)), label
 	if exact && label != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -116,6 +117,25 @@ func (r RepoBases) Remove(ctx context.Context, driver vm.Driver, name string) er
 		return err
 	}
 	return driver.Delete(ctx, name)
+}
+
+// RemoveUnused removes a result that the user names.
+func (r RepoBases) RemoveUnused(ctx context.Context, driver vm.Driver, name string) error {
+	kept, err := r.List()
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(kept, func(b RepoBase) bool { return b.VM == name }) {
+		return fail.New(fail.NotFound, "no setup has the result %s", name).WithHint("agent-sessionizer image list")
+	}
+	lock, free, err := lockfile.Try(r.Lock(name))
+	if err != nil {
+		return err
+	}
+	if !free {
+		return fail.New(fail.Conflict, "a session is being created from %s", name).WithHint("agent-sessionizer list")
+	}
+	return errors.Join(r.Remove(ctx, driver, name), lock.Remove())
 }
 
 // removeReplaced removes the results that a new one replaces.

@@ -183,7 +183,8 @@ type Status struct {
 	Restore      *restoreRequest    `json:"restore,omitempty"`
 	// Why the last restore failed, nil if it did not.
 	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
-	Setup        *SetupResult         `json:"setup,omitempty"`
+	SetupPlan    *setupPlan           `json:"setup_plan,omitempty"`
+	Setup        []SetupResult        `json:"setup,omitempty"`
 	FromBase     *ForkOf              `json:"from_base,omitempty"`     // the kept result of a setup that the VM is a fork of
 	Forked       bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
 	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
@@ -317,7 +318,7 @@ type View struct {
 	Restoring       string               `json:"restoring,omitempty"`     // the checkpoint that is being restored
 	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"` // why the last restore failed
 	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
-	Setup           *SetupResult         `json:"setup,omitempty"`         // of the repository's setup
+	Setup           []SetupResult        `json:"setup,omitempty"`         // of the steps of the repository's setup
 	ForkOf          string               `json:"fork_of,omitempty"`       // id of the session that it was forked from
 }
 

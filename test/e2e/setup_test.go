@@ -37,19 +37,25 @@ func TestSetup(t *testing.T) {
 		t.Fatalf("no session %s", name)
 		return v
 	}
+	results := func(v session.View) (text string) {
+		for _, r := range v.Setup {
+			text += r.Step + " " + string(r.State) + "\n"
+		}
+		return text
+	}
 	one := b.open("./project")
-	if v := view(one); v.Setup == nil || v.Setup.State != session.SetupDone {
-		t.Fatalf("setup of the first session = %+v, want done", v.Setup)
+	if got := results(view(one)); got != "setup done\n" {
+		t.Fatalf("setup of the first session = %q, want done", got)
 	}
 	ids := map[string]map[string]string{one: who(t, b, one)}
 	b.MustIn(one, "echo mine >notes && git checkout -qb mine && git commit -q --allow-empty -m agent")
 	b.RunIn(dir, "sh", "-c", "echo more >other && git add . && git commit -qm other")
 
 	two := b.open("./project", "--new")
-	if v := view(two); v.Setup == nil || v.Setup.State != session.SetupKept || v.From != "repo" {
+	if v := view(two); results(v) != "setup kept\n" || v.From != "repo" {
 		t.Errorf("second session = from %s, setup %+v, want that of the first", v.From, v.Setup)
 	}
-	got := b.MustIn(two, "cat deps/installed other; git log --format=%s | head -1; git branch --show-current; git status --short; pgrep -c -u agent -x sleep; ls notes 2>&1")
+	got := b.MustIn(two, "cat deps/installed other; git log --format=%s | head -1; git branch --show-current; git status --short; pgrep -c -u agent -x sleep; ls notes 2>&1 || :")
 	if !strings.HasPrefix(got, "hello\nmore\nother\n") || !strings.Contains(got, "?? deps/\n1\n") || !strings.Contains(got, "cannot access") {
 		t.Errorf("second session = %q, want the new commit, the result of the setup, its process, and nothing of the first", got)
 	}
@@ -67,12 +73,59 @@ func TestSetup(t *testing.T) {
 		t.Errorf("third session = %q, want the result of the setup", got)
 	}
 	b.Asz("destroy", "--force", three)
-	b.RunIn(dir, "sh", "-c", "echo changed >hello.txt && git commit -qam changed")
+
+	// With a dev container and services; their image consists of files of the guest, because there is
+	// no registry.
+	b.Write("project/.agent-sessionizer.yaml", `setup:
+  run: |
+    mkdir -p deps
+    cat hello.txt >deps/installed
+    programs=$(for p in sh bash cat sleep true id uname env printenv getent grep sed mkdir chmod chown ls test touch rm tr cut head sort; do command -v "$p"; done)
+    tar -chf - /etc/passwd /etc/group $(for p in $programs; do echo "$p"; ldd "$p" | grep -o "/lib[^ ]*"; done | sort -u) | docker import - local/base
+  devcontainer: true
+  services: dev/compose.yaml
+`)
+	b.Write("project/.devcontainer/devcontainer.json", `{"image": "local/base", "updateRemoteUserUID": false, "postCreateCommand": "echo created >/tmp/created"}
+`)
+	b.Write("project/dev/compose.yaml", `services:
+  db:
+    image: local/base
+    command: ["sh", "-c", "echo ready >/tmp/ready; exec sleep 100000"]
+    healthcheck: {test: ["CMD", "cat", "/tmp/ready"], interval: 2s}
+  migrate:
+    image: local/base
+    command: ["true"]
+    depends_on: {db: {condition: service_healthy}}
+`)
+	b.RunIn(dir, "sh", "-c", "git add . && git commit -qm services")
+	const containers = "devcontainer exec --workspace-folder . cat /tmp/created; docker compose -f dev/compose.yaml ps --format '{{.Service}} {{.Health}}'"
 	four := b.open("./project")
-	if got := b.MustIn(four, "cat deps/installed"); got != "changed" || view(four).Setup.State != session.SetupDone {
-		t.Errorf("session with another file = %q, setup %+v, want a new setup", got, view(four).Setup)
+	if got := results(view(four)); got != "setup done\ndevcontainer done\nservices done\n" {
+		t.Errorf("setup with services = %q, want each done", got)
 	}
-	b.Asz("destroy", "--force", four)
+	five := b.open("./project", "--new")
+	if got := results(view(five)); got != "setup kept\ndevcontainer done\nservices done\n" {
+		t.Errorf("setup in the second session with services = %q, want that of the first", got)
+	}
+	for _, name := range []string{four, five} {
+		if got := b.MustIn(name, containers); got != "created\ndb healthy" {
+			t.Errorf("containers of %s = %q, want the dev container and a healthy db", name, got)
+		}
+	}
+	if log := b.Asz("logs", "--of", "services", four); !strings.Contains(log, "migrate") {
+		t.Errorf("logs --of services = %q, want all services", log)
+	}
+	b.Asz("stop", five)
+	b.Asz("open", "-d", five)
+	if got := b.MustIn(five, containers); got != "created\ndb healthy" {
+		t.Errorf("containers after a restart = %q, want them started again", got)
+	}
+	b.RunIn(dir, "sh", "-c", "sed -i 's/ready >/failed >/' dev/compose.yaml && git commit -qam failing")
+	six := b.open("./project", "--new", "six")
+	if v := view(six); results(v) != "setup kept\ndevcontainer done\nservices failed\n" {
+		t.Errorf("setup with an unhealthy service = %q, want only the services failed", results(v))
+	}
+	b.Asz("destroy", "--force", four, five, six)
 	b.Asz("prune", "--unused-for", "0s")
 	if left := b.Asz("image", "list"); strings.Contains(left, "base-") {
 		t.Errorf("image list after prune = %s, want no result of a setup", left)

@@ -136,7 +136,7 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 			if cmd.Parent().Name() == "task" {
 				return []string{"stdout\tthe agent's standard output", "stderr\tthe agent's standard error", "events\tthe task's events", "keeper\tthe log of the task's keeper"}
 			}
-			return []string{"keeper\tthe log of the session's keeper", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
+			return []string{"keeper\tthe log of the session's keeper", "setup\tthe output of the repository's setup", "devcontainer\tthe output of its start", "services\tthe output of their start", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
 		}),
 		"stop":    one(Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
 		"destroy": one(Sessions(a)),
@@ -341,6 +341,23 @@ func BuiltImages(a *app.App) Lister {
 			if i.Path != "" && i.Ready {
 				offer = append(offer, fmt.Sprintf("%s\t%v, created %s ago", i.Name, config.Size(i.Size), console.Ago(i.CreatedAt)))
 			}
+		}
+		return offer
+	}
+}
+
+// Removable offers the images that can be removed, and the kept results of setups.
+func Removable(a *app.App) Lister {
+	images := BuiltImages(a)
+	return func(cmd *cobra.Command, args []string) []string {
+		offer := images(cmd, args)
+		cfg, err := a.Settings()
+		if err != nil {
+			return offer
+		}
+		kept, _ := session.RepoBases{Paths: cfg.Paths}.List()
+		for _, b := range kept {
+			offer = append(offer, fmt.Sprintf("%s\tsetup of %s, %v", b.VM, b.RepoKey, config.Size(b.Size)))
 		}
 		return offer
 	}

@@ -77,9 +77,9 @@ cloud-init.`,
 	}
 	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
-		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image", Args: app.Usage(cobra.ExactArgs(1)),
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image or the result of a setup", Args: app.Usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image remove debian.golden`,
-		ValidArgsFunction: complete.Args(complete.BuiltImages(a)),
+		ValidArgsFunction: complete.Args(complete.Removable(a)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
 	}
 	var p PruneOptions
@@ -340,8 +340,19 @@ func makeImage[T any](ctx context.Context, a *app.App, name string, f func(ctx c
 	return made, err
 }
 
-// runImageRemove removes an image that nothing uses.
+// runImageRemove removes an image that nothing uses, or the kept result of a setup.
 func runImageRemove(ctx context.Context, a *app.App, name string) error {
+	if strings.HasPrefix(name, session.BaseVMPrefix) {
+		cfg, err := a.Settings()
+		if err != nil {
+			return err
+		}
+		driver, err := a.Driver(app.QuietLog())
+		if err != nil {
+			return err
+		}
+		return session.RepoBases{Paths: cfg.Paths}.RemoveUnused(ctx, driver, name)
+	}
 	images, err := app.Images(a)
 	if err != nil {
 		return err

@@ -65,9 +65,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		if s.Suspended {
 			note = strings.TrimSpace("suspended  " + note)
 		}
-		if s.Setup != nil && s.Setup.State == session.SetupFailed {
-			note = strings.TrimSpace("setup failed  " + note)
-		}
+		note = strings.TrimSpace(strings.Join(append(s.FailedSetup(), note), "  "))
 		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}

@@ -237,14 +237,14 @@ func logFile(a *app.App, m *session.Manager, s session.Session, which string) er
 	switch which {
 	case "keeper":
 		names = []string{filepath.Join(m.Config.Paths.SessionDir(s.ID), "keeper.log")}
-	case "setup":
-		names = []string{m.SetupLog(s.ID)}
+	case session.SetupScript, session.SetupDevcontainer, session.SetupServices:
+		names = []string{m.SetupLog(s.ID, which)}
 	case "serial":
 		names = []string{filepath.Join(dir, "serial.log"), filepath.Join(dir, "serialv.log")}
 	case "hostagent":
 		names = []string{filepath.Join(dir, "ha.stderr.log")}
 	default:
-		return fail.New(fail.Usage, "unknown log %q: must be keeper, setup, serial or hostagent", which)
+		return fail.New(fail.Usage, "unknown log %q: must be keeper, setup, devcontainer, services, serial or hostagent", which)
 	}
 	for _, name := range names {
 		f, err := os.Open(name)
