@@ -110,7 +110,7 @@ func (b booter) start(ctx context.Context, s *Session) error {
 			}
 		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !(needsSetup && s.isNew())); err != nil {
+	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isNew()); err != nil {
 		if s.Status.FromBase == nil || ctx.Err() != nil {
 			return err
 		}

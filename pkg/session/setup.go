@@ -167,12 +167,12 @@ func (m *Manager) SetupLog(id, step string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), step+".log")
 }
 
-// prepareRepository runs the setup of a new session, and keeps its result unless that was kept before.
-// In a session that is not new it runs what must run at each boot. If a step fails, the session can be
+// prepareRepository runs the setup of a new session, and keeps its result unless that was kept before
+// or the script failed. In a session that is not new it runs what must run at each boot. If a step fails, the session can be
 // used nevertheless.
 func (gs guestSetup) prepareRepository(ctx context.Context, s *Session, conn *ssh.Client, plan setupPlan) error {
 	isNew, kept := s.isNew(), s.Status.FromBase != nil
-	keep := isNew && !kept
+	keep, worked := isNew && !kept, false
 	for _, step := range plan.Steps {
 		result := resultOf(s.Status.Setup, step.Name)
 		switch {
@@ -191,9 +191,10 @@ func (gs guestSetup) prepareRepository(ctx context.Context, s *Session, conn *ss
 		if err != nil {
 			return err
 		}
-		keep = keep && done && result.State == ""
+		keep = keep && (done || step.Starts) && result.State == ""
+		worked = worked || done
 	}
-	if keep {
+	if keep && worked {
 		gs.saveResult(ctx, *s, plan)
 	}
 	return nil

@@ -38,6 +38,7 @@ const (
 	titleSteps     = "A session: where the time goes, in seconds"
 	titleCommand   = "A session: commands and memory"
 	titleSaved     = "A session: checkpoints and suspension"
+	titleSetup     = "A repository: its setup"
 	titleList      = "The list of sessions"
 	titlePicker    = "The picker and the switch"
 	titleServe     = "Tasks: submitted to serve, and followed"
@@ -49,7 +50,7 @@ const (
 	titleDNS       = "The guest's DNS proxy, with 10,000 names on the list"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleSetup, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS}
 
 // runs returns how many turns each contender has.
 func runs() int {

@@ -131,11 +131,12 @@ func (w *provisionWeb) packNode(b *box) string {
 	return filepath.Join(b.Home, "node.tar.gz")
 }
 
-// serveRegistry answers as the npm registry, which has the two agents only.
+// serveRegistry answers as the npm registry, which has the agents and the CLI of dev containers only.
 func (w *provisionWeb) serveRegistry(r http.ResponseWriter, q *http.Request) {
 	for name, is := range map[string]struct{ program, version, suffix string }{
 		"@anthropic-ai/claude-code": {"claude", w.readVersion("CLAUDE_CODE_VERSION"), "(Claude Code)"},
 		"@openai/codex":             {"codex", w.readVersion("CODEX_VERSION"), "codex-cli"},
+		"@devcontainers/cli":        {"devcontainer", w.readVersion("DEVCONTAINERS_VERSION"), ""},
 	} {
 		manifest := map[string]any{"name": name, "version": is.version, "bin": map[string]string{is.program: "run"}}
 		text, err := json.Marshal(manifest)

@@ -92,6 +92,13 @@ func TestForksUnderFaults(t *testing.T) {
 	killSessions(t, "a session that is forked", map[string]int{"fork": 6, "keeper": 50}, (*world).fork)
 }
 
+// TestSetupsUnderFaults kills the keeper before and after each of its writes to the store, while it
+// runs the setup of a repository and keeps the result, and while it starts a session from a result.
+func TestSetupsUnderFaults(t *testing.T) {
+	killSessions(t, "a session with a setup", map[string]int{"keeper": 60}, func(w *world, kill ...string) error { return w.setUp(kill, nil) })
+	killSessions(t, "a session with the result of a setup", map[string]int{"keeper": 60}, func(w *world, kill ...string) error { return w.setUp(nil, kill) })
+}
+
 // killSessions calls live once for each write to the store, with an environment in which a process
 // is killed at that write.
 func killSessions(t *testing.T, what string, most map[string]int, live func(w *world, kill ...string) error) {
@@ -241,5 +248,41 @@ func (w *world) fork(kill ...string) error {
 		}
 	}
 	_, err := w.run(nil, "agent-sessionizer", "destroy", "--force", "repo", "repo@other")
+	return err
+}
+
+// setUp opens a session of a repository with a setup, and another one, which may start from the result.
+// Both have what the setup made. first and second are in the environment of the command that opens each
+// session.
+func (w *world) setUp(first, second []string) error {
+	w.env = append(w.env, "AGENT_SESSIONIZER_PREPARE=golden")
+	w.write("repo/.agent-sessionizer.yaml", "setup: cp input.txt installed\n")
+	w.must("git", "-C", "repo", "add", "-A")
+	w.must("git", "-C", "repo", "commit", "-qm", "setup")
+	w.must("agent-sessionizer", "image", "build", "--from", "ubuntu", "--cpus", "1", "--memory", "512MiB")
+	deadline := time.Now().Add(patience)
+	for _, s := range []struct {
+		name string
+		env  []string
+	}{{"first", first}, {"second", second}} {
+		for env := s.env; ; env = nil {
+			// The session may exist: then exec waits for it.
+			out, err := w.run(env, "sh", "-c", `agent-sessionizer open -d --cpus 1 --memory 512M --disk 4G ./repo --new "$1" || agent-sessionizer exec "repo@$1" -- true`, "sh", s.name)
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				logs, _ := w.run(nil, "agent-sessionizer", "logs", "repo@"+s.name)
+				return fmt.Errorf("open %s: %w: %s\n%s", s.name, err, out, logs)
+			}
+		}
+		if out, err := w.run(nil, "agent-sessionizer", "exec", "repo@"+s.name, "--", "cat", "installed"); err != nil || out != "as it was\n" {
+			return fmt.Errorf("result of the setup in %s = %q, %w, want the file", s.name, out, err)
+		}
+	}
+	if out, err := w.run(nil, "agent-sessionizer", "list", "--json"); first == nil && (err != nil || !strings.Contains(out, `"kept"`)) {
+		return fmt.Errorf("sessions = %s, %w, want the second with the kept result", out, err)
+	}
+	_, err := w.run(nil, "sh", "-c", "agent-sessionizer destroy --force repo@first repo@second && agent-sessionizer prune --unused-for 0s")
 	return err
 }
