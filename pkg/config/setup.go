@@ -12,9 +12,9 @@ const maxSetup = 16 << 10
 
 const maxSetupFiles = 32
 
-// Setup prepares a repository in its guest, in this order: by a script, for example to install
-// dependencies, by the repository's dev container, and by services that run beside it. The result is
-// kept for later sessions of the repository, as long as all of this and the files are the same.
+// Setup is what prepares a new session's checkout: a script, the repository's dev container, and
+// services, in this order. Sessions with the same Setup and Files start from one saved setup. Over and
+// IsZero ignore Files.
 type Setup struct {
 	Run          SetupScript `yaml:"run,omitempty" json:"run,omitempty"`
 	Files        []RepoPath  `yaml:"files,omitempty" json:"files,omitempty"` // such as lock files
@@ -36,10 +36,13 @@ func (s Setup) Over(base Setup) Setup {
 // Set parses the short form, which is a script alone.
 func (s *Setup) Set(text string) error { return s.Run.Set(text) }
 
-// check returns an error if the setup has too many files.
+// check returns an error if the setup has too many files, or nothing that depends on them.
 func (s Setup) check() error {
+	if len(s.Files) > 0 && s.Run == "" {
+		return fail.New(fail.Usage, "setup.files: also needs setup.run")
+	}
 	if len(s.Files) > maxSetupFiles {
-		return fail.New(fail.Usage, "setup.files: at most %d, got %d", maxSetupFiles, len(s.Files))
+		return fail.New(fail.Usage, "setup.files: must list at most %d files, got %d", maxSetupFiles, len(s.Files))
 	}
 	return nil
 }
@@ -49,8 +52,11 @@ type SetupScript string
 
 // Set checks the script.
 func (s *SetupScript) Set(text string) error {
-	if *s = SetupScript(text); len(text) > maxSetup || strings.ContainsRune(text, 0) {
-		return fail.New(fail.Usage, "must be a script of at most %v", Size(maxSetup))
+	if *s = SetupScript(text); len(text) > maxSetup {
+		return fail.New(fail.Usage, "must be at most %v, got %v", Size(maxSetup), Size(len(text)))
+	}
+	if strings.ContainsRune(text, 0) {
+		return fail.New(fail.Usage, "must not contain a NUL byte")
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ type Part func(context.Context, *collector) error
 // Orphans returns the parts that remove objects without an owner. They also run without a
 // request of the user.
 func Orphans() []Part {
-	return []Part{expired, sessions, tasks, machines, unfinishedBases, locks, clones, files}
+	return []Part{expired, sessions, tasks, machines, unfinishedSetups, locks, clones, files}
 }
 
 // collector is one run.
@@ -351,7 +351,7 @@ func machines(ctx context.Context, c *collector) error {
 		s, known := owners[machine.Name]
 		o := Object{Kind: "VM", Name: machine.Name, Path: machine.Dir, Size: machine.DiskUsed}
 		switch {
-		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix) || strings.HasPrefix(machine.Name, session.BaseVMPrefix):
+		case known && s.Phase != session.Gone || strings.HasPrefix(machine.Name, golden.VMPrefix) || strings.HasPrefix(machine.Name, session.SetupVMPrefix):
 			continue
 		case !known:
 			o.Why = "no known session uses it"
@@ -465,9 +465,9 @@ func Mirrors(ctx context.Context, c *collector) error {
 	return err
 }
 
-// Bases removes results of setups that were not used for a long time.
-func Bases(ctx context.Context, c *collector) error {
-	return c.bases(ctx, func(b session.RepoBase) string {
+// SavedSetups removes saved setups that were not used for a long time.
+func SavedSetups(ctx context.Context, c *collector) error {
+	return c.savedSetups(ctx, func(b session.SavedSetup) string {
 		if time.Since(b.UsedAt) > c.Unused {
 			return "not used for " + console.Ago(b.UsedAt)
 		}
@@ -475,29 +475,29 @@ func Bases(ctx context.Context, c *collector) error {
 	})
 }
 
-// unfinishedBases removes what a killed keeper left of the result of a setup.
-func unfinishedBases(ctx context.Context, c *collector) error {
-	if err := c.bases(ctx, func(session.RepoBase) string { return "" }); err != nil {
+// unfinishedSetups removes what a killed keeper left of saved setups.
+func unfinishedSetups(ctx context.Context, c *collector) error {
+	if err := c.savedSetups(ctx, func(session.SavedSetup) string { return "" }); err != nil {
 		return err
 	}
-	aside, err := filepath.Glob(filepath.Join(c.Config.Paths.LimaHome, "."+session.BaseVMPrefix+"*~*"))
+	aside, err := filepath.Glob(filepath.Join(c.Config.Paths.LimaHome, "."+session.SetupVMPrefix+"*~*"))
 	if err != nil {
 		return err
 	}
 	for _, dir := range aside {
 		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), "."), "~")
 		o := Object{Kind: "setup", Name: name, Path: dir, Size: image.DiskUsage(dir), Why: "interrupted"}
-		if err := c.remove(ctx, "vm:"+name, o, session.RepoBases{Paths: c.Config.Paths}.Lock(name), func() error { return os.RemoveAll(dir) }); err != nil {
+		if err := c.remove(ctx, "vm:"+name, o, session.SavedSetups{Paths: c.Config.Paths}.Lock(name), func() error { return os.RemoveAll(dir) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bases removes the results for which why returns a reason, and VMs of results that were never
-// completed. A session that makes or uses one holds its lock.
-func (c *collector) bases(ctx context.Context, why func(session.RepoBase) string) error {
-	bases := session.RepoBases{Paths: c.Config.Paths}
+// savedSetups removes the saved setups for which why returns a reason, and the VMs of incomplete ones.
+// A session that makes or uses one holds its lock.
+func (c *collector) savedSetups(ctx context.Context, why func(session.SavedSetup) string) error {
+	saved := session.SavedSetups{Paths: c.Config.Paths}
 	if !exists(c.Config.Paths.LimaHome) {
 		return nil
 	}
@@ -505,29 +505,29 @@ func (c *collector) bases(ctx context.Context, why func(session.RepoBase) string
 	if err != nil {
 		return err
 	}
-	kept, err := bases.List()
+	machines, err := driver.List(ctx)
 	if err != nil {
 		return err
 	}
-	machines, err := driver.List(ctx)
+	kept, err := saved.List() // later: a VM gets its record last
 	if err != nil {
 		return err
 	}
 	sizes := map[string]vm.Machine{}
 	for _, machine := range machines {
-		if strings.HasPrefix(machine.Name, session.BaseVMPrefix) {
+		if strings.HasPrefix(machine.Name, session.SetupVMPrefix) {
 			sizes[machine.Name] = machine
 		}
 	}
 	remove := func(name, label, reason string) error {
 		o := Object{Kind: "setup", Name: label, Path: sizes[name].Dir, Size: sizes[name].DiskUsed, Why: reason}
-		return c.remove(ctx, "vm:"+name, o, bases.Lock(name), func() error { return bases.Remove(ctx, driver, name) })
+		return c.remove(ctx, "vm:"+name, o, saved.Lock(name), func() error { return saved.Remove(ctx, driver, name) })
 	}
 	recorded := map[string]bool{}
 	for _, b := range kept {
 		recorded[b.VM] = true
 		reason := why(b)
-		if _, whole := sizes[b.VM]; !whole {
+		if _, err := driver.Inspect(ctx, b.VM); errors.Is(err, vm.ErrNotFound) {
 			reason = "its VM is gone"
 		}
 		if reason != "" {
@@ -536,7 +536,16 @@ func (c *collector) bases(ctx context.Context, why func(session.RepoBase) string
 			}
 		}
 	}
-	for name := range sizes {
+	locks, err := filepath.Glob(saved.Lock(session.SetupVMPrefix + "*"))
+	if err != nil {
+		return err
+	}
+	names := slices.Collect(maps.Keys(sizes))
+	for _, path := range locks {
+		names = append(names, filepath.Base(path))
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
 		if recorded[name] {
 			continue
 		}
@@ -560,19 +569,23 @@ func clones(ctx context.Context, c *collector) error {
 // files removes temporary files that a killed command left. A file in use is written to, so
 // one that has not changed for a day is abandoned.
 func files(ctx context.Context, c *collector) error {
-	left, err := filepath.Glob(filepath.Join(c.Config.Paths.Cache, "agent-sessionizer-*.pack"))
+	packs, err := filepath.Glob(filepath.Join(c.Config.Paths.Cache, "agent-sessionizer-*.pack"))
 	if err != nil {
 		return err
 	}
-	for _, path := range left {
+	records, err := filepath.Glob(session.SavedSetups{Paths: c.Config.Paths}.Leftovers())
+	if err != nil {
+		return err
+	}
+	for _, path := range append(packs, records...) {
 		st, err := os.Lstat(path)
 		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < day {
 			continue
 		}
-		o := Object{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a killed fetch"}
+		o := Object{Kind: "file", Name: filepath.Base(path), Path: path, Size: image.DiskUsage(path), Why: "left by a killed command"}
 		if !c.DryRun {
 			if err := os.Remove(path); err != nil {
-				return fail.New(fail.Host, "remove file of a killed fetch: %w", err)
+				return fail.New(fail.Host, "remove file of a killed command: %w", err)
 			}
 		}
 		c.recordRemoved(ctx, "file:"+path, o)

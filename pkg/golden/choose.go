@@ -17,8 +17,8 @@ const (
 	FromGolden  From = "golden"
 	FromWarm    From = "warm"
 	FromPool    From = "pool"
-	FromFork    From = "fork" // another session; never chosen by Best
-	FromRepo    From = "repo" // the kept result of the repository's setup; never chosen by Best
+	FromFork    From = "fork"  // another session; never chosen by Best
+	FromSetup   From = "setup" // a saved setup of the repository; never chosen by Best
 )
 
 // Start describes the best starting point for a new session's VM.

@@ -15,8 +15,8 @@ type ImageList struct {
 	Making []image.Making   `json:"making" nullable:"false" doc:"Builds in progress."`
 	Pool   []golden.Standby `json:"pool" nullable:"false" doc:"Standby VMs."`
 
-	Setups   []session.RepoBase `json:"setups,omitempty" doc:"Results of repositories' setups, from which later sessions start."`
-	Failures []image.Failure    `json:"failures,omitempty" doc:"Builds that failed and were not repeated since."`
+	Setups   []session.SavedSetup `json:"setups,omitempty" doc:"Results of repositories' setups, from which later sessions start."`
+	Failures []image.Failure      `json:"failures,omitempty" doc:"Builds that failed and were not repeated since."`
 }
 
 // ListImages lists the images of the host.
@@ -38,6 +38,6 @@ var ListImages = Operation[struct{}, ImageList]{Spec{
 	if list.Pool, err = golden.Standbys(e.sessions().Config.Paths.Pool()); err != nil {
 		return list, err
 	}
-	list.Setups, err = session.RepoBases{Paths: e.sessions().Config.Paths}.List()
+	list.Setups, err = session.SavedSetups{Paths: e.sessions().Config.Paths}.List()
 	return list, err
 }}

@@ -32,16 +32,24 @@ func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []by
 	return []byte(out), err == nil, err
 }
 
-// Entries describes files and directories of the commit to be checked out, one line for each that
-// exists: mode, type, object id and path. The text changes whenever one of them does.
-func (s Source) Entries(ctx context.Context, paths ...string) (string, error) {
+// Entries returns the mode and object id of each file and directory that exists in the commit to be checked out,
+// by path. They change whenever the content does.
+func (s Source) Entries(ctx context.Context, paths ...string) (map[string]string, error) {
 	s, err := s.Resolve(ctx)
 	if err != nil || s.Commit == "" || len(paths) == 0 {
-		return "", err
+		return nil, err
 	}
-	out, err := hostGit{dir: s.Dir}.output(ctx, append([]string{"ls-tree", "--full-tree", s.Commit, "--"}, paths...)...)
+	out, err := hostGit{dir: s.Dir}.output(ctx, append([]string{"ls-tree", "-z", "--full-tree", s.Commit, "--"}, paths...)...)
 	if err != nil {
-		return "", fmt.Errorf("find %s: %w", strings.Join(paths, ", "), err)
+		return nil, fmt.Errorf("find %s: %w", strings.Join(paths, ", "), err)
 	}
-	return out, nil
+	entries := map[string]string{}
+	for line := range strings.SplitSeq(out, "\x00") {
+		// MODE SP TYPE SP OBJECT TAB PATH
+		is, path, _ := strings.Cut(line, "\t")
+		if fields := strings.Fields(is); len(fields) == 3 {
+			entries[path] = fields[0] + " " + fields[2]
+		}
+	}
+	return entries, nil
 }

@@ -57,8 +57,8 @@ var (
 	probeScript string
 	//go:embed guest/receive.sh
 	receiveScript string
-	//go:embed guest/renew.sh
-	renewScript string
+	//go:embed guest/update.sh
+	updateScript string
 	//go:embed guest/checkout.sh
 	checkoutScript string
 	//go:embed guest/dirty.sh

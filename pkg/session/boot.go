@@ -32,16 +32,34 @@ type booter struct{ w *Worker }
 // already done, so start can be repeated after any interruption. While the VM
 // boots, the host fetches the repository and resolves the secrets.
 func (b booter) start(ctx context.Context, s *Session) error {
-	if err := b.mustBeWhole(ctx, *s); err != nil {
+	inGuest, err := b.tryStart(ctx, s, true)
+	of := s.Status.FromSetup
+	if err == nil || !inGuest || of == nil || s.Status.WasReady || ctx.Err() != nil {
 		return err
+	}
+	b.w.warn(ctx, s.ID, "", "start from the saved setup, which is removed now: %v", err)
+	if err := b.detachSavedSetup(ctx, s); err != nil {
+		return err
+	}
+	if err := (SavedSetups{b.w.Sessions.Config.Paths}).RemoveUnused(ctx, b.w.Driver, of.VM); err != nil {
+		b.w.Log.WarnContext(ctx, "failed to remove a saved setup", "error", err)
+	}
+	_, err = b.tryStart(ctx, s, false)
+	return err
+}
+
+// tryStart does the work of start. inGuest reports whether an error is that of the VM or its guest.
+func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGuest bool, err error) {
+	if err := b.mustBeWhole(ctx, *s); err != nil {
+		return false, err
 	}
 	settings, err := Net{Sessions: b.w.Sessions}.settings(*s)
 	if err != nil {
-		return err
+		return false, err
 	}
 	secrets, err := boundSecrets(b.w.Sessions.Config, settings.Secrets, s.Spec.Enforced)
 	if err != nil {
-		return err
+		return false, err
 	}
 	secrets.logins = Secrets{b.w.Sessions}.logins(*s, settings)
 	var conn *ssh.Client
@@ -51,26 +69,26 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		from.plan = *was.Status.SetupPlan
 	}
 	fetched := was.Status.Base != nil
-	if !fetched && was.mayUseBase() {
-		kept, err := RepoBases{b.w.Sessions.Config.Paths}.of(was.RepoKey)
+	if !fetched && maySaved && was.mayUseSavedSetup() {
+		saved, err := SavedSetups{b.w.Sessions.Config.Paths}.OfRepo(was.RepoKey)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if len(kept) > 0 { // which one fits depends on the commit
+		if len(saved) > 0 { // which one fits depends on the commit
 			if from, err = b.fetch(ctx, was, settings); err != nil {
-				return err
+				return false, err
 			}
-			if err := b.chooseBase(ctx, s, kept, from.plan); err != nil {
-				return err
+			if err := b.chooseSavedSetup(ctx, s, saved, from); err != nil {
+				return false, err
 			}
 			fetched = true
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
+	var booting error
 	g.Go(func() error {
-		var err error
-		conn, err = b.boot(gctx, s)
-		return err
+		conn, booting = b.boot(gctx, s)
+		return booting
 	})
 	if !fetched {
 		g.Go(func() error {
@@ -95,41 +113,33 @@ func (b booter) start(ctx context.Context, s *Session) error {
 		defer conn.Close()
 	}
 	if err != nil {
-		return err
+		return err == booting, err //nolint:errorlint // which of them came first
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
-	needsSetup := len(from.plan.Steps) > 0 && (s.isNew() || was.Phase != Ready && !s.Status.Resumed)
+	needsSetup := len(from.plan.Steps) > 0 && (s.isUntouched() || was.Phase != Ready && !s.Status.Resumed)
 	if s.Status.Base == nil {
-		if err := b.w.guestSetup().readProject(ctx, s, conn, from.source); err != nil {
-			return err
+		if s.Status.FromSetup == nil {
+			if err := b.w.guestSetup().readProject(ctx, s, conn, from); err != nil {
+				return false, err
+			}
 		}
 		// Not later: once the guest has a checkout, the repository is not fetched again.
 		if needsSetup || s.Status.SetupPlan != nil {
 			if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SetupPlan = &from.plan }); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isNew()); err != nil {
-		if s.Status.FromBase == nil || ctx.Err() != nil {
-			return err
-		}
-		if now, gerr := b.w.Sessions.Get(ctx, s.ID); gerr != nil || now.Status.Base != nil {
-			return errors.Join(err, gerr)
-		}
-		b.w.warn(ctx, s.ID, "", "the kept result of the setup cannot be used: %v", err)
-		if err := b.dropBase(ctx, s); err != nil {
-			return err
-		}
-		return b.start(ctx, s)
+	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isUntouched()); err != nil {
+		return true, err
 	}
 	if needsSetup {
-		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan); err != nil {
-			return err
+		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan, was.Status.From == ""); err != nil {
+			return true, err
 		}
-		if s.isNew() { // not earlier: the result of the setup must not contain the user's files
+		if s.isUntouched() { // not earlier: the saved setup must not contain the user's files
 			if err := b.w.homeFiles().copyHomeFiles(ctx, *s, gst); err != nil {
-				return err
+				return true, err
 			}
 		}
 	}
@@ -137,24 +147,21 @@ func (b booter) start(ctx context.Context, s *Session) error {
 	last.Go(func() error { return b.w.guestSetup().windows(lctx, s, gst) })
 	last.Go(func() error { return b.w.guestSetup().finishIdentity(lctx, *s, gst) })
 	if err := last.Wait(); err != nil {
-		return err
+		return true, err
 	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.WasReady, f.Attention, f.ClockStopped = true, nil, false
 	})
-	return err
+	return false, err
 }
 
 // fetchedRepo is what a new session needs of its repository on the host.
 type fetchedRepo struct {
-	source repo.Source
-	target repo.Target
-	plan   setupPlan
+	source  repo.Source
+	target  repo.Target
+	project *config.Project // the repository's own file, nil if it has none
+	plan    setupPlan
 }
-
-// isNew reports whether nothing of s has been used yet: not by the user, and not by one whose fork it
-// is.
-func (s Session) isNew() bool { return !s.Status.WasReady && s.Spec.Fork == nil }
 
 // fetch brings the mirror up to date, and finds the commit to check out.
 func (b booter) fetch(ctx context.Context, s Session, set config.Settings) (from fetchedRepo, err error) {
@@ -171,43 +178,57 @@ func (b booter) fetch(ctx context.Context, s Session, set config.Settings) (from
 			from.source.Session = s.Spec.Within.Name
 		}
 		if from.source, err = from.source.Resolve(ctx); err == nil {
-			from.plan, err = b.w.planSetup(ctx, s, set, from.source)
+			from.project, err = readProjectFile(ctx, s, from.source)
+		}
+		if err == nil {
+			from.plan, err = b.w.planSetup(ctx, s, set, from)
 		}
 		return s.withLabelHint(err)
 	})
 }
 
-// chooseBase makes s start from the kept result of the same setup, if there is one.
-func (b booter) chooseBase(ctx context.Context, s *Session, kept []RepoBase, plan setupPlan) error {
-	if of := s.Status.FromBase; of != nil && of.Name != plan.Key && s.Status.Base == nil {
-		if err := b.dropBase(ctx, s); err != nil { // the branch has moved since an earlier try
+// chooseSavedSetup makes s start from the saved result of the same setup, if one exists.
+func (b booter) chooseSavedSetup(ctx context.Context, s *Session, saved []SavedSetup, from fetchedRepo) error {
+	plan := from.plan
+	if of := s.Status.FromSetup; of != nil && of.Name != plan.Key { // the branch has moved since an earlier try
+		if err := b.detachSavedSetup(ctx, s); err != nil {
 			return err
 		}
 	}
-	i := slices.IndexFunc(kept, func(k RepoBase) bool { return k.Key == plan.Key })
+	i := slices.IndexFunc(saved, func(k SavedSetup) bool { return k.Key == plan.Key })
+	if s.Status.FromSetup != nil { // chosen before
+		return b.w.guestSetup().storeProject(ctx, s, from.project)
+	}
 	if s.Status.From != "" || plan.Key == "" || i < 0 {
 		return nil
 	}
-	k, err := RepoBases{b.w.Sessions.Config.Paths}.use(ctx, kept[i])
+	k, err := SavedSetups{b.w.Sessions.Config.Paths}.MarkUsed(ctx, saved[i])
 	if err != nil || k.VM == "" {
 		return err
 	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-		f.From, f.Provisioned, f.Program = golden.FromRepo, k.Provisioned, k.Program
-		f.FromBase = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Name: k.Key, Memory: k.Memory, From: k.From}
+		f.From, f.Provisioned, f.Program = golden.FromSetup, k.Provisioned, k.Program
+		f.FromSetup = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Name: k.Key, Memory: k.Memory, From: k.From}
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	// Before the boot, because programs of the repository run from then on.
+	return b.w.guestSetup().storeProject(ctx, s, from.project)
 }
 
-// dropBase makes a session that was not ready yet start without the kept result of a setup.
-func (b booter) dropBase(ctx context.Context, s *Session) error {
-	bases := RepoBases{b.w.Sessions.Config.Paths}
-	err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx), bases.Remove(ctx, b.w.Driver, s.Status.FromBase.VM))
-	if err == nil {
-		*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
-			f.FromBase, f.Forked, f.From, f.Provisioned, f.Program, f.Resumes, f.Setup = nil, false, "", "", "", "", nil
-		})
+// detachSavedSetup makes a new session start without the saved setup that it was to start from.
+func (b booter) detachSavedSetup(ctx context.Context, s *Session) (err error) {
+	// First, because the VM must be made again if this keeper dies now.
+	if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Forked = false }); err != nil {
+		return err
 	}
+	if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
+		return err
+	}
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.FromSetup, f.From, f.Provisioned, f.Program, f.Resumes, f.Base, f.Setup = nil, "", "", "", "", nil, nil
+	})
 	return err
 }
 
@@ -244,8 +265,8 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		default:
 			err = b.create(ctx, s, prepared)
 		}
-		if s.Status.FromBase != nil && fail.CodeOf(err) == fail.NotFound { // it was removed a moment ago
-			if err = b.dropBase(ctx, s); err == nil {
+		if s.Status.FromSetup != nil && fail.CodeOf(err) == fail.NotFound { // it was removed a moment ago
+			if err = b.detachSavedSetup(ctx, s); err == nil {
 				err = b.create(ctx, s, prepared)
 			}
 		}
@@ -299,7 +320,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			return nil, err
 		}
 	}
-	if err := b.w.checkpointer().settle(ctx, *s); err != nil { // a keeper may have died while it kept the result of a setup
+	if err := b.w.checkpointer().settle(ctx, *s); err != nil { // a keeper may have died while it saved a setup
 		return nil, err
 	}
 	var conn *ssh.Client
@@ -346,7 +367,7 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			}
 			f.Endpoint, f.Root, f.Accel = ep, m.Root, accel.Name
 			if s.Phase != Ready && f.Resumes != "" {
-				f.Resumed, f.ClockStopped = s.Status.FromBase == nil || f.WasReady, s.forkOf() == nil || f.WasReady // the identity of a fork has the time
+				f.Resumed, f.ClockStopped = s.Status.FromSetup == nil || f.WasReady, s.forkOf() == nil || f.WasReady // the identity of a fork has the time
 			}
 			f.hasResumed()
 		})

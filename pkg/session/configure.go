@@ -119,31 +119,38 @@ func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestcli
 	})
 }
 
-// readProject reads the repository's own settings file, which may only narrow the
-// policy. It reads the file of the commit that is checked out: the commit of src, or
-// that of a checkout which an earlier keeper finished.
-func (gs guestSetup) readProject(ctx context.Context, s *Session, g repo.Guest, src repo.Source) error {
+// readProject stores the repository's own settings file, which may only narrow the policy. It is the
+// file of the commit that is checked out: that of from, or of a checkout which an earlier keeper
+// finished.
+func (gs guestSetup) readProject(ctx context.Context, s *Session, g repo.Guest, from fetchedRepo) error {
 	base, ok, err := repo.Started(ctx, g, checkout(*s))
 	if err != nil {
 		return err
 	}
+	project := from.project
 	if ok {
+		src := from.source
 		if src.Commit = base.Commit; s.Spec.NewBranch == "" {
 			src.Branch = base.Branch
 		}
-	}
-	var project *config.Project
-	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
-	if err != nil {
-		return err
-	}
-	if ok {
-		parsed, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
-		if err != nil {
+		if project, err = readProjectFile(ctx, *s, src); err != nil {
 			return err
 		}
-		project = &parsed
 	}
+	return gs.storeProject(ctx, s, project)
+}
+
+// readProjectFile returns the repository's own settings file, nil if it has none.
+func readProjectFile(ctx context.Context, s Session, src repo.Source) (*config.Project, error) {
+	text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
+	if err != nil || !ok {
+		return nil, err
+	}
+	project, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
+	return &project, err
+}
+
+func (gs guestSetup) storeProject(ctx context.Context, s *Session, project *config.Project) (err error) {
 	if project == nil && s.Status.Project == nil {
 		return nil
 	}
@@ -214,8 +221,8 @@ func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest,
 	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
 		put := repo.Push
-		if s.Status.FromBase != nil {
-			put = repo.Renew
+		if s.Status.FromSetup != nil {
+			put = repo.UpdateCheckout
 		}
 		base, err := put(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {

@@ -199,7 +199,7 @@ func (m *Manager) IsBeingForked(ctx context.Context, s Session) (bool, error) {
 }
 
 // forkOf returns what the VM of s is a fork of, nil if it is none.
-func (s Session) forkOf() *ForkOf { return cmp.Or(s.Spec.Fork, s.Status.FromBase) }
+func (s Session) forkOf() *ForkOf { return cmp.Or(s.Spec.Fork, s.Status.FromSetup) }
 
 // fork makes the VM of a fork, unless it exists. Then the fork has all that it needs.
 func (b booter) fork(ctx context.Context, s *Session) error {

@@ -54,7 +54,11 @@ func TestProjectFileOfTheCheckout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, driver{})
 			s := put(t, w.Sessions, "aaaa11112222", "o/r", Creating, Ready, Status{Project: c.before})
-			if err := w.guestSetup().readProject(t.Context(), &s, c.guest, c.src); err != nil {
+			project, err := readProjectFile(t.Context(), s, c.src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.guestSetup().readProject(t.Context(), &s, c.guest, fetchedRepo{source: c.src, project: project}); err != nil {
 				t.Fatal(err)
 			}
 			stored, err := w.Sessions.Get(t.Context(), s.ID)

@@ -184,8 +184,8 @@ type Status struct {
 	// Why the last restore failed, nil if it did not.
 	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
 	SetupPlan    *setupPlan           `json:"setup_plan,omitempty"`
-	Setup        []SetupResult        `json:"setup,omitempty"`
-	FromBase     *ForkOf              `json:"from_base,omitempty"`     // the kept result of a setup that the VM is a fork of
+	Setup        []SetupOutcome       `json:"setup,omitempty"`
+	FromSetup    *ForkOf              `json:"from_setup,omitempty"`    // the saved setup that the VM is a fork of
 	Forked       bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
 	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
 	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
@@ -318,7 +318,7 @@ type View struct {
 	Restoring       string               `json:"restoring,omitempty"`     // the checkpoint that is being restored
 	RestoreError    *lifecycle.ViewError `json:"restore_error,omitempty"` // why the last restore failed
 	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
-	Setup           []SetupResult        `json:"setup,omitempty"`         // of the steps of the repository's setup
+	Setup           []SetupOutcome       `json:"setup,omitempty"`         // of the steps of the repository's setup
 	ForkOf          string               `json:"fork_of,omitempty"`       // id of the session that it was forked from
 }
 

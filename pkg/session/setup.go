@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,7 +23,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
@@ -33,7 +33,7 @@ const (
 	setupOutput  = 4 << 20 // bytes that are kept
 )
 
-// SetupState is the state of a step of a repository's setup in a session.
+// SetupState is how far a step of a setup got.
 type SetupState string
 
 // The states of a step.
@@ -41,7 +41,7 @@ const (
 	SetupRunning SetupState = "running"
 	SetupDone    SetupState = "done"
 	SetupFailed  SetupState = "failed"
-	SetupKept    SetupState = "kept" // the session started from the result of an earlier one
+	SetupReused  SetupState = "reused" // the session started from a saved setup
 )
 
 // The steps of a setup, in their order. Each has a log of its own.
@@ -51,27 +51,27 @@ const (
 	SetupServices     = "services"
 )
 
-// SetupResult is the last result of a step of a repository's setup.
-type SetupResult struct {
+// SetupOutcome is the last outcome of a step of a setup.
+type SetupOutcome struct {
 	Step     string     `json:"step"`
 	State    SetupState `json:"state"`
 	ExitCode int        `json:"exit_code,omitempty"`
 	Took     int64      `json:"took_ms,omitempty"`
 }
 
-// setupPlan is the setup of a session.
+// setupPlan is the steps of a session's setup, and the key under which the setup is saved.
 type setupPlan struct {
 	Steps     []setupStep `json:"steps,omitempty"`
-	Key       string      `json:"key,omitempty"` // changes with everything that the result depends on
+	Key       string      `json:"key,omitempty"` // changes with everything that the setup depends on
 	Branch    string      `json:"branch,omitempty"`
-	Renewable bool        `json:"renewable,omitempty"` // whether the result can serve later sessions
+	Updatable bool        `json:"renewable,omitempty"` // whether the checkout can be updated for later sessions
 }
 
-// setupStep is a script.
+// setupStep is a named bash script.
 type setupStep struct {
-	Name   string `json:"name"`
-	Script string `json:"script"`
-	Starts bool   `json:"starts,omitempty"` // it starts programs, and is repeated whenever the VM boots
+	Name      string `json:"name"`
+	Script    string `json:"script"`
+	EveryBoot bool   `json:"every_boot,omitempty"` // not only once
 }
 
 //go:embed guest/services.sh
@@ -82,16 +82,16 @@ func setupSteps(of config.Setup) (steps []setupStep) {
 		steps = append(steps, setupStep{Name: SetupScript, Script: string(of.Run)})
 	}
 	if of.Devcontainer {
-		steps = append(steps, setupStep{Name: SetupDevcontainer, Script: "devcontainer up --workspace-folder .", Starts: true})
+		steps = append(steps, setupStep{Name: SetupDevcontainer, Script: "devcontainer up --workspace-folder .", EveryBoot: true})
 	}
 	if of.Services != "" {
-		steps = append(steps, setupStep{Name: SetupServices, Script: "file=" + ssh.Quote(string(of.Services)) + "\n" + servicesScript, Starts: true})
+		steps = append(steps, setupStep{Name: SetupServices, Script: "file=" + ssh.Quote(string(of.Services)) + "\n" + servicesScript, EveryBoot: true})
 	}
 	return steps
 }
 
-// FailedSetup says which steps of the setup failed.
-func (v View) FailedSetup() (failed []string) {
+// FailedSetupSteps returns "NAME failed" for each step of the setup that failed.
+func (v View) FailedSetupSteps() (failed []string) {
 	for _, r := range v.Setup {
 		if r.State == SetupFailed {
 			failed = append(failed, r.Step+" failed")
@@ -100,19 +100,12 @@ func (v View) FailedSetup() (failed []string) {
 	return failed
 }
 
-// planSetup returns the setup of a new session. The source has been resolved.
-func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, src repo.Source) (setupPlan, error) {
+// planSetup returns the setup of a new session.
+func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, of fetchedRepo) (setupPlan, error) {
+	src := of.source
 	setup := set.Setup
-	if setup.IsZero() {
-		text, ok, err := src.ReadFile(ctx, config.ProjectFile, 64<<10)
-		if err != nil || !ok {
-			return setupPlan{}, err
-		}
-		project, err := config.ParseProject(s.Repo+":"+config.ProjectFile, text)
-		if err != nil {
-			return setupPlan{}, err
-		}
-		setup = project.Setup
+	if setup.IsZero() && of.project != nil {
+		setup = of.project.Setup
 	}
 	if setup.IsZero() {
 		return setupPlan{}, nil
@@ -132,7 +125,7 @@ func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, 
 	}
 	var files []string
 	for _, name := range setup.Files {
-		files = append(files, string(name))
+		files = append(files, path.Clean(string(name)))
 	}
 	entries, err := src.Entries(ctx, files...)
 	if err != nil {
@@ -140,26 +133,49 @@ func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, 
 	}
 	h := sha256.New()
 	r := s.Spec.Resources
-	// The branch, because the setup runs code of the branch. A local clone, because its branches are
-	// the user's own.
-	for _, text := range []string{
+	// The key includes the branch, because the setup runs its code, and whether the source is a local
+	// clone, because only the user writes the branches of one.
+	parts := []string{
 		"1", s.RepoKey, set.Profile, string(set.Network.Mode), image, fmt.Sprint(r.CPUs, int64(r.Memory), int64(r.Disk), s.Spec.Enforced),
-		src.Branch, fmt.Sprint(src.Local), string(scripts), entries,
-	} {
+		src.Branch, fmt.Sprint(src.Local), string(scripts),
+	}
+	for _, name := range files {
+		if entries[name] == "" {
+			w.warn(ctx, s.ID, "", "setup.files: %s is not in the commit", name)
+		}
+		parts = append(parts, name, entries[name])
+	}
+	for _, text := range parts {
 		fmt.Fprintf(h, "%d:%s\n", len(text), text)
 	}
 	plan := setupPlan{Steps: steps, Key: hex.EncodeToString(h.Sum(nil)), Branch: src.Branch}
-	plan.Renewable, err = src.Renewable(ctx)
+	plan.Updatable, err = src.Updatable(ctx)
+	plan.Updatable = plan.Updatable && src.Branch != ""
 	return plan, err
 }
 
-// mayUseBase reports whether s may start from the kept result of a setup.
-func (s Session) mayUseBase() bool { return !s.Spec.WithChanges && s.Spec.Fork == nil }
+// mayUseSavedSetup reports whether s may start from a saved setup.
+func (s Session) mayUseSavedSetup() bool { return !s.Spec.WithChanges && s.Spec.Fork == nil }
 
-// mayKeep reports whether the result of the setup of s may be kept for later sessions. It may not if
-// the setup ran code that is not a branch's, or an agent asked for it.
-func (s Session) mayKeep() bool {
-	return s.mayUseBase() && s.Task == "" && s.Spec.Within == nil && !s.Spec.Restricted && s.Spec.Repo.Commit == "" && s.origin() != golden.FromGeneric
+// whyNotSaved returns why the setup of s must not be saved for later sessions, "" if it may be.
+func (s Session) whyNotSaved(plan setupPlan, fresh, secrets bool) string {
+	switch {
+	case !fresh:
+		return "an earlier start of the session was interrupted"
+	case s.Spec.WithChanges:
+		return "the session has uncommitted changes"
+	case s.Task != "" || s.Spec.Within != nil || s.Spec.Restricted:
+		return "the session was not opened by the user"
+	case s.Spec.Repo.Commit != "":
+		return "the session is of a commit, not of a branch"
+	case s.origin() == golden.FromGeneric:
+		return "the VM did not start from a golden image"
+	case !plan.Updatable:
+		return "the repository is empty, shallow, or not on a branch"
+	case secrets:
+		return "the guest has secrets"
+	}
+	return ""
 }
 
 // SetupLog returns the path of the output of a step of a session's setup.
@@ -167,106 +183,106 @@ func (m *Manager) SetupLog(id, step string) string {
 	return filepath.Join(m.Config.Paths.SessionDir(id), step+".log")
 }
 
-// prepareRepository runs the setup of a new session, and keeps its result unless that was kept before
-// or the script failed. In a session that is not new it runs what must run at each boot. If a step fails, the session can be
-// used nevertheless.
-func (gs guestSetup) prepareRepository(ctx context.Context, s *Session, conn *ssh.Client, plan setupPlan) error {
-	isNew, kept := s.isNew(), s.Status.FromBase != nil
-	keep, worked := isNew && !kept, false
+// prepareRepository runs all steps in a new session, and saves the setup unless the session started from
+// a saved one or the script failed. In other sessions it runs only the steps marked EveryBoot. A failed
+// step does not fail the session. fresh is whether this start created the VM: an older one may contain
+// what the user put there.
+func (gs guestSetup) prepareRepository(ctx context.Context, s *Session, conn *ssh.Client, plan setupPlan, fresh bool) error {
+	isNew, reused := s.isUntouched(), s.Status.FromSetup != nil
+	save, worked := isNew && !reused, false
 	for _, step := range plan.Steps {
-		result := resultOf(s.Status.Setup, step.Name)
+		result := outcomeOf(s.Status.Setup, step.Name)
 		switch {
-		case !isNew && !step.Starts:
+		case !isNew && !step.EveryBoot:
 			continue
-		case isNew && kept && !step.Starts:
-			if err := gs.record(ctx, s, SetupResult{Step: step.Name, State: SetupKept}); err != nil {
+		case isNew && reused && !step.EveryBoot:
+			if err := gs.record(ctx, s, SetupOutcome{Step: step.Name, State: SetupReused}); err != nil {
 				return err
 			}
 			continue
 		case isNew && result.State != "" && result.State != SetupRunning: // an earlier keeper has done it
-			keep = false
 			continue
 		}
-		done, err := gs.setUp(ctx, s, conn, step)
+		done, err := gs.runSetupStep(ctx, s, conn, step)
 		if err != nil {
 			return err
 		}
-		keep = keep && (done || step.Starts) && result.State == ""
+		save = save && (done || step.EveryBoot)
 		worked = worked || done
 	}
-	if keep && worked {
-		gs.saveResult(ctx, *s, plan)
+	if save && worked {
+		gs.saveSetup(ctx, *s, plan, fresh)
 	}
 	return nil
 }
 
-// setUp runs a step of a repository's setup. Meanwhile the user is asked what the gateway wants to
-// know.
-func (gs guestSetup) setUp(ctx context.Context, s *Session, conn *ssh.Client, step setupStep) (done bool, err error) {
+// runSetupStep runs one step of a setup. While it runs, watchGateway forwards the gateway's questions to
+// the user.
+func (gs guestSetup) runSetupStep(ctx context.Context, s *Session, conn *ssh.Client, step setupStep) (done bool, err error) {
 	asking, stop := context.WithCancel(ctx)
 	var asked sync.WaitGroup
 	defer func() { stop(); asked.Wait() }()
 	settings, now := gs.w.Sessions.Config, *s
 	asked.Go(func() { gs.w.watchGateway(asking, now, func() *config.Config { return settings }) })
-	if err := gs.record(ctx, s, SetupResult{Step: step.Name, State: SetupRunning}); err != nil {
+	if err := gs.record(ctx, s, SetupOutcome{Step: step.Name, State: SetupRunning}); err != nil {
 		return false, err
 	}
-	doing, what := "set up the repository", "the setup of the repository"
-	if step.Starts {
-		doing, what = "start the "+step.Name, "the start of the "+step.Name
+	doing := "set up the repository"
+	if step.EveryBoot {
+		doing = "start the " + step.Name
 	}
 	began := time.Now()
 	err = gs.w.step(ctx, s.ID, doing, func(ctx context.Context, p vm.Progress) error {
 		first, _, _ := strings.Cut(strings.TrimSpace(step.Script), "\n")
 		p(first)
-		limited, cancel := context.WithTimeoutCause(ctx, setupTimeout, fail.New(fail.Timeout, "it did not end within %v", setupTimeout))
+		limited, cancel := context.WithTimeoutCause(ctx, setupTimeout+time.Minute, fail.New(fail.Timeout, "the script did not finish within %v", setupTimeout))
 		defer cancel()
-		err := conn.Run(limited, ssh.Quote("bash", "-c", setupRunner, "agent-sessionizer", s.Status.Dir, step.Name, step.Script), ssh.IO{})
+		err := conn.Run(limited, ssh.Quote("bash", "-c", setupRunner, "agent-sessionizer", s.Status.Dir, step.Name, step.Script, fmt.Sprint(setupTimeout.Seconds())), ssh.IO{})
 		return errors.Join(err, gs.fetchSetupLog(ctx, *s, conn, step.Name))
 	})
-	result := SetupResult{Step: step.Name, State: SetupDone, Took: time.Since(began).Milliseconds()}
+	result := SetupOutcome{Step: step.Name, State: SetupDone, Took: time.Since(began).Milliseconds()}
 	if err != nil {
-		if ctx.Err() != nil {
+		if !isGuestFault(ctx, err) {
 			return false, err
 		}
 		result.State = SetupFailed
 		if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
 			result.ExitCode, err = exit.Code, exit
 		}
-		gs.w.warn(ctx, s.ID, fmt.Sprintf("agent-sessionizer logs --of %s %s", step.Name, s.Name), "%s failed: %v", what, err)
+		gs.w.warn(ctx, s.ID, fmt.Sprintf("agent-sessionizer logs --of %s %s", step.Name, s.Name), "%s: %v", doing, err)
 	}
 	return result.State == SetupDone, gs.record(ctx, s, result)
 }
 
-func resultOf(all []SetupResult, step string) SetupResult {
-	i := slices.IndexFunc(all, func(r SetupResult) bool { return r.Step == step })
+func outcomeOf(all []SetupOutcome, step string) SetupOutcome {
+	i := slices.IndexFunc(all, func(r SetupOutcome) bool { return r.Step == step })
 	if i < 0 {
-		return SetupResult{}
+		return SetupOutcome{}
 	}
 	return all[i]
 }
 
-// record notes the result of a step, also if ctx has ended.
-func (gs guestSetup) record(ctx context.Context, s *Session, r SetupResult) (err error) {
+// record stores the outcome of a step, even if ctx is done.
+func (gs guestSetup) record(ctx context.Context, s *Session, r SetupOutcome) (err error) {
 	*s, err = gs.w.Sessions.updateStatus(context.WithoutCancel(ctx), s.ID, store.Event{}, func(f *Status) {
-		f.Setup = append(slices.DeleteFunc(slices.Clone(f.Setup), func(old SetupResult) bool { return old.Step == r.Step }), r)
+		f.Setup = append(slices.DeleteFunc(slices.Clone(f.Setup), func(old SetupOutcome) bool { return old.Step == r.Step }), r)
 	})
 	return err
 }
 
-// setupRunner runs a script in a directory, in a process group of its own, after it has ended one
-// that a keeper that died has started. Output goes to a file: a program that goes on in the background
-// must not hold the connection. Usage: DIR NAME SCRIPT
+// setupRunner runs a script in a directory, in its own process group. It first kills the process group
+// that an interrupted attempt left. Output goes to a file, so that a background process cannot hold the
+// SSH connection open. Usage: DIR NAME SCRIPT SECONDS
 const setupRunner = `set -eu
 cd -- "$1"
 state=$HOME/.cache/agent-sessionizer
 mkdir -p -- "$state"
-group=$state/$2.group
+group=$state/$2-$(cat /proc/sys/kernel/random/boot_id).group
 if [ -s "$group" ]; then
 	kill -KILL -- "-$(cat "$group")" 2>/dev/null || :
 fi
 code=0
-setsid --wait bash -c 'echo $$ >"$1"; exec bash -e -c "$2"' bash "$group" "$3" >"$state/$2.log" 2>&1 </dev/null || code=$?
+setsid --wait bash -c 'echo $$ >"$1"; exec timeout -k 10 "$3" bash -e -c "$2"' bash "$group" "$3" "$4" >"$state/$2.log" 2>&1 </dev/null || code=$?
 rm -f -- "$group"
 exit "$code"`
 
@@ -289,34 +305,33 @@ func (gs guestSetup) fetchSetupLog(ctx context.Context, s Session, conn *ssh.Cli
 	return conn.Run(limited, fmt.Sprintf("tail -c %d ~/.cache/agent-sessionizer/%s.log", setupOutput, step), ssh.IO{Stdout: out})
 }
 
-// saveResult keeps the result of a setup for later sessions of the repository. A failure is only a
-// warning.
-func (gs guestSetup) saveResult(ctx context.Context, s Session, plan setupPlan) {
+// saveSetup saves the setup for later sessions of the repository. A failure is only a warning.
+func (gs guestSetup) saveSetup(ctx context.Context, s Session, plan setupPlan, fresh bool) {
 	k := gs.w.checkpointer()
-	if !s.mayKeep() || !plan.Renewable || k.guestHasSecrets(s) {
-		gs.w.Log.InfoContext(ctx, "the result of the setup is not kept for later sessions")
+	if why := s.whyNotSaved(plan, fresh, k.guestHasSecrets(s)); why != "" {
+		gs.w.warn(ctx, s.ID, "", "the setup is not saved for later sessions: %s", why)
 		return
 	}
-	bases := RepoBases{gs.w.Sessions.Config.Paths}
-	b := RepoBase{
-		RepoKey: s.RepoKey, Key: plan.Key, Profile: s.Spec.Profile, VM: baseVM(plan.Key), Checkpoint: plan.Key[:checkpointDigits], From: s.origin(),
+	saved := SavedSetups{gs.w.Sessions.Config.Paths}
+	b := SavedSetup{
+		RepoKey: s.RepoKey, Key: plan.Key, Profile: s.Spec.Profile, VM: setupVM(plan.Key), Checkpoint: plan.Key[:checkpointDigits], From: s.origin(),
 		Provisioned: s.Status.Provisioned, Program: s.Status.Program, CreatedAt: time.Now().UTC(), UsedAt: time.Now().UTC(), Branch: plan.Branch,
 	}
-	err := gs.w.step(ctx, s.ID, "keep the result of the setup", func(ctx context.Context, p vm.Progress) error {
+	err := gs.w.step(ctx, s.ID, "save the setup for later sessions", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
 		if err = errors.Join(err, k.checkSpace(s)); err != nil {
 			return err
 		}
-		lock, free, err := lockfile.Try(bases.Lock(b.VM))
-		if err != nil || !free { // another session keeps the same
+		lock, free, err := lockfile.Try(saved.Lock(b.VM))
+		if err != nil || !free { // another session is saving the same setup
 			return err
 		}
 		defer lock.Unlock()
-		// An existing VM may be one that a keeper that died has left.
-		if err := bases.Remove(ctx, gs.w.Driver, b.VM); err != nil {
+		// A crashed keeper may have left the VM.
+		if err := saved.Remove(ctx, gs.w.Driver, b.VM); err != nil {
 			return err
 		}
-		// The keeper removes the checkpoint once the session is ready, also if this one dies.
+		// Once the session is ready, its keeper removes the checkpoint, even if this one crashes.
 		if _, err := gs.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.removeUnlisted(b.Checkpoint) }); err != nil {
 			return err
 		}
@@ -325,17 +340,22 @@ func (gs guestSetup) saveResult(ctx context.Context, s Session, plan setupPlan) 
 		if err != nil {
 			return err
 		}
-		b.Memory, b.Size = is.Memory && prepared, is.Size
+		// Containers that resumed would have the certificates and placeholders of this session.
+		everyBoot := slices.ContainsFunc(plan.Steps, func(step setupStep) bool { return step.EveryBoot })
+		b.Memory, b.Size = is.Memory && prepared && !everyBoot, is.Size
 		err = d.Fork(ctx, s.VM(), b.Checkpoint, vm.Spec{Name: b.VM, User: guestclient.User, Boot: guestclient.BootScript(), ExternalNet: s.Spec.Enforced}, b.Memory)
 		if err == nil {
-			err = bases.write(b)
+			err = saved.write(b)
 		}
 		if err != nil {
-			return errors.Join(err, bases.Remove(context.WithoutCancel(ctx), gs.w.Driver, b.VM))
+			return errors.Join(err, saved.Remove(context.WithoutCancel(ctx), gs.w.Driver, b.VM))
 		}
-		return bases.removeReplaced(ctx, gs.w.Driver, b)
+		if err := saved.removeReplaced(ctx, gs.w.Driver, b); err != nil {
+			gs.w.Log.WarnContext(ctx, "failed to remove a saved setup that was replaced", "error", err)
+		}
+		return nil
 	})
 	if err != nil && ctx.Err() == nil {
-		gs.w.warn(ctx, s.ID, fail.HintOf(err), "the result of the setup is not kept for later sessions: %v", err)
+		gs.w.warn(ctx, s.ID, fail.HintOf(err), "save the setup for later sessions: %v", err)
 	}
 }

@@ -52,7 +52,7 @@ func TestSetup(t *testing.T) {
 	b.RunIn(dir, "sh", "-c", "echo more >other && git add . && git commit -qm other")
 
 	two := b.open("./project", "--new")
-	if v := view(two); results(v) != "setup kept\n" || v.From != "repo" {
+	if v := view(two); results(v) != "setup reused\n" || v.From != "setup" {
 		t.Errorf("second session = from %s, setup %+v, want that of the first", v.From, v.Setup)
 	}
 	got := b.MustIn(two, "cat deps/installed other; git log --format=%s | head -1; git branch --show-current; git status --short; pgrep -c -u agent -x sleep; ls notes 2>&1 || :")
@@ -105,7 +105,7 @@ func TestSetup(t *testing.T) {
     depends_on: {db: {condition: service_healthy}}
 `)
 	b.RunIn(dir, "sh", "-c", "git add . && git commit -qm services")
-	const containers = "devcontainer exec --workspace-folder . cat /tmp/created; docker compose -f dev/compose.yaml ps --format '{{.Service}} {{.Health}}'"
+	const containers = "docker exec $(docker ps -q -f label=devcontainer.local_folder) cat /tmp/created; docker compose -f dev/compose.yaml ps --format '{{.Service}} {{.Health}}'"
 	four := b.open("./project")
 	if got := results(view(four)); got != "setup done\ndevcontainer done\nservices done\n" {
 		t.Errorf("setup with services = %q, want each done", got)
@@ -124,7 +124,7 @@ func TestSetup(t *testing.T) {
 	}
 	b.Asz("destroy", "--force", four)
 	b.Asz("prune", "--unused-for", "0s")
-	if left := b.Asz("image", "list"); strings.Contains(left, "base-") {
+	if left := b.Asz("image", "list"); strings.Contains(left, "setup-") {
 		t.Errorf("image list after prune = %s, want no result of a setup", left)
 	}
 }

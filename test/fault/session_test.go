@@ -280,7 +280,7 @@ func (w *world) setUp(first, second []string) error {
 			return fmt.Errorf("result of the setup in %s = %q, %w, want the file", s.name, out, err)
 		}
 	}
-	if out, err := w.run(nil, "agent-sessionizer", "list", "--json"); first == nil && (err != nil || !strings.Contains(out, `"kept"`)) {
+	if out, err := w.run(nil, "agent-sessionizer", "list", "--json"); first == nil && (err != nil || !strings.Contains(out, `"reused"`)) {
 		return fmt.Errorf("sessions = %s, %w, want the second with the kept result", out, err)
 	}
 	_, err := w.run(nil, "sh", "-c", "agent-sessionizer destroy --force repo@first repo@second && agent-sessionizer prune --unused-for 0s")

@@ -346,7 +346,7 @@ func BuiltImages(a *app.App) Lister {
 	}
 }
 
-// Removable offers the images that can be removed, and the kept results of setups.
+// Removable offers the images that can be removed, and the saved setups.
 func Removable(a *app.App) Lister {
 	images := BuiltImages(a)
 	return func(cmd *cobra.Command, args []string) []string {
@@ -355,9 +355,9 @@ func Removable(a *app.App) Lister {
 		if err != nil {
 			return offer
 		}
-		kept, _ := session.RepoBases{Paths: cfg.Paths}.List()
+		kept, _ := session.SavedSetups{Paths: cfg.Paths}.List()
 		for _, b := range kept {
-			offer = append(offer, fmt.Sprintf("%s\tsetup of %s, %v", b.VM, b.RepoKey, config.Size(b.Size)))
+			offer = append(offer, fmt.Sprintf("%s\tsaved setup of %s, %v", b.VM, b.RepoKey, config.Size(b.Size)))
 		}
 		return offer
 	}

@@ -2,7 +2,6 @@
 package imagecmd
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -37,7 +36,7 @@ func NewImageCmd(a *app.App) *cobra.Command {
 	}
 	var asJSON bool
 	list := &cobra.Command{
-		Use: "list", Short: "List guest images, standby VMs and builds in progress", Args: app.Usage(cobra.NoArgs),
+		Use: "list", Short: "List guest images, saved setups, standby VMs and builds", Args: app.Usage(cobra.NoArgs),
 		Example: `  agent-sessionizer image list`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runImageList(cmd.Context(), a, asJSON) },
 	}
@@ -77,7 +76,7 @@ cloud-init.`,
 	}
 	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
-		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image or the result of a setup", Args: app.Usage(cobra.ExactArgs(1)),
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image or a saved setup", Args: app.Usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image remove debian.golden`,
 		ValidArgsFunction: complete.Args(complete.Removable(a)),
 		RunE:              func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
@@ -135,7 +134,7 @@ func runImageList(ctx context.Context, a *app.App, asJSON bool) error {
 		a.Printf("%s is a standby VM: %d CPUs, %v of memory, created %s ago\n", s.VM, s.CPUs, config.Size(s.Memory), console.Ago(s.CreatedAt))
 	}
 	for _, b := range list.Setups {
-		a.Printf("%s of %s has the setup of %s: %v, created %s ago, used %s ago\n", b.VM, cmp.Or(b.Branch, "no branch"), b.RepoKey, config.Size(b.Size), console.Ago(b.CreatedAt), console.Ago(b.UsedAt))
+		a.Printf("%s is a saved setup: %s, branch %s, %v, created %s ago, last used %s ago\n", b.VM, b.RepoKey, b.Branch, config.Size(b.Size), console.Ago(b.CreatedAt), console.Ago(b.UsedAt))
 	}
 	for _, m := range list.Making {
 		a.Printf("%s is being built, for %s: %s\n", m.Name, console.Ago(m.Since), m.Doing)
@@ -340,9 +339,9 @@ func makeImage[T any](ctx context.Context, a *app.App, name string, f func(ctx c
 	return made, err
 }
 
-// runImageRemove removes an image that nothing uses, or the kept result of a setup.
+// runImageRemove removes an image that nothing uses, or a saved setup.
 func runImageRemove(ctx context.Context, a *app.App, name string) error {
-	if strings.HasPrefix(name, session.BaseVMPrefix) {
+	if strings.HasPrefix(name, session.SetupVMPrefix) {
 		cfg, err := a.Settings()
 		if err != nil {
 			return err
@@ -351,7 +350,7 @@ func runImageRemove(ctx context.Context, a *app.App, name string) error {
 		if err != nil {
 			return err
 		}
-		return session.RepoBases{Paths: cfg.Paths}.RemoveUnused(ctx, driver, name)
+		return session.SavedSetups{Paths: cfg.Paths}.RemoveUnused(ctx, driver, name)
 	}
 	images, err := app.Images(a)
 	if err != nil {

@@ -36,7 +36,8 @@ func NewPruneCmd(a *app.App) *cobra.Command {
     interrupted builds ("image prune" removes only these);
   - leftovers of sessions that are gone: VMs, directories, logs;
   - logs, artifacts and events of tasks that ended long ago (tasks.cleanup_ttl);
-  - mirrors of repositories that have no session and were not used for 90 days;
+  - mirrors not used for 90 days whose repository has no session;
+  - saved setups not used for 90 days;
   - files left by commands that were killed.
 
 Leftovers are also removed automatically: at most once an hour, a command looks for them
@@ -48,11 +49,11 @@ agents' commits that no branch has, and VMs and directories of unknown sessions.
   agent-sessionizer prune --dry-run --json | jq .size`,
 		Args: app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runPrune(cmd.Context(), a, o, append(gc.Orphans(), gc.Bases, gc.Images, gc.Mirrors)...)
+			return runPrune(cmd.Context(), a, o, append(gc.Orphans(), gc.SavedSetups, gc.Images, gc.Mirrors)...)
 		},
 	}
 	o.flags(cmd)
-	cmd.Flags().Var(&o.unused, "unused-for", "`TIME` without use after which mirrors and results of setups are removed, such as 30d or 12h")
+	cmd.Flags().Var(&o.unused, "unused-for", "remove mirrors and saved setups unused for `TIME`, such as 30d or 12h")
 	return cmd
 }
 

@@ -65,7 +65,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		if s.Suspended {
 			note = strings.TrimSpace("suspended  " + note)
 		}
-		note = strings.TrimSpace(strings.Join(s.FailedSetup(), ", ") + "  " + note)
+		note = strings.TrimSpace(strings.Join(s.FailedSetupSteps(), ", ") + "  " + note)
 		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}

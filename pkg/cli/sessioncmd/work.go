@@ -197,13 +197,14 @@ func NewLogsCmd(a *app.App) *cobra.Command {
 		Short: "Show a session's phases, steps and warnings",
 		Example: `  agent-sessionizer logs repo
   agent-sessionizer logs -f repo
+  agent-sessionizer logs --of setup repo
   agent-sessionizer logs --of serial repo`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), a, o, args[0]) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line")
-	cmd.Flags().StringVar(&o.file, "of", "", "`NAME` of another log: keeper, serial (the VM's console) or hostagent")
+	cmd.Flags().StringVar(&o.file, "of", "", "`NAME` of another log: setup, devcontainer, services, keeper, serial (the VM's console) or hostagent")
 	return cmd
 }
 

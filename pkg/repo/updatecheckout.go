@@ -12,22 +12,20 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
-// Renewable reports whether a checkout of the source can be renewed later: it has commits, and is not
-// shallow.
-func (s Source) Renewable(ctx context.Context) (bool, error) {
+// Updatable reports whether UpdateCheckout can bring a checkout to this source later: the source has
+// commits, and is not shallow.
+func (s Source) Updatable(ctx context.Context) (bool, error) {
 	o, err := examine(ctx, s)
 	return err == nil && o.kind != "empty" && o.shallow == "", err
 }
 
-// renewTime limits Renew, because the guest may not answer.
-const renewTime = 20 * time.Minute
+// updateTime limits the transfer of an update, because the guest may not answer.
+const updateTime = 20 * time.Minute
 
-// Renew brings a checkout that an earlier Push made, perhaps in another guest, to what Push would
-// make now. It sends only what the checkout lacks. Files that git does not track stay, such as
-// installed dependencies; everything else that was changed since is lost.
-func Renew(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, renewTime, fail.New(fail.Timeout, "the checkout was not renewed within %v", renewTime))
-	defer cancel()
+// UpdateCheckout makes the checkout of an earlier Push equal to that of a new one: it sends missing
+// commits and resets tracked files. Untracked files stay; other changes are lost. It ignores uncommitted
+// changes of the source.
+func UpdateCheckout(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (Base, error) {
 	dir := path.Clean(dst.Dir)
 	found, err := probeCheckout(ctx, g, dst)
 	if err != nil {
@@ -38,20 +36,16 @@ func Renew(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (
 		return Base{}, err
 	}
 	if !found.done || o.kind == "empty" || o.shallow != "" {
-		return Base{}, fail.New(fail.Conflict, "%s in the guest cannot be renewed", dir)
+		return Base{}, fail.New(fail.Conflict, "update checkout %s in the guest: it is incomplete, or the source is empty or shallow", dir)
 	}
 	if src.NewBranch != "" {
 		o.branch = src.NewBranch
 	}
 	p.report("copying new history into the guest")
-	if err := sendNew(ctx, g, src, o, dir, p); err != nil {
-		return Base{}, fmt.Errorf("renew the repository in the guest: %w", err)
-	}
-	if src.Dirty {
-		p.report("copying uncommitted changes")
-		if err := sendDirty(ctx, g, src.Dir, o.commit, dir); err != nil {
-			return Base{}, fmt.Errorf("copy the uncommitted changes into the guest: %w", err)
-		}
+	limited, cancel := context.WithTimeoutCause(ctx, updateTime, fail.New(fail.Timeout, "timed out after %v", updateTime))
+	defer cancel()
+	if err := sendNew(limited, g, src, o, dir, p); err != nil {
+		return Base{}, fmt.Errorf("update the checkout in the guest: %w", err)
 	}
 	base := Base{Commit: o.commit, Branch: o.branch}
 	base.Warnings = extras(ctx, g, dir, p)
@@ -90,11 +84,10 @@ func sendNew(ctx context.Context, g Guest, src Source, o origin, dir string, p P
 	}
 	git.stdin, git.progress = strings.NewReader(revs), p
 	args := []string{"pack-objects", "--revs", "--thin", "--stdout", "--delta-base-offset", "--progress"}
-	return pipeInto(ctx, g, git, args, command(renewScript+checkoutScript, dir, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.format))
+	return pipeInto(ctx, g, git, args, command(updateScript+checkoutScript, dir, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.format))
 }
 
-// revisions returns the input of pack-objects: everything that refs lists, without what the guest
-// says that it has.
+// revisions returns the input of pack-objects that selects all objects in refs that the guest lacks.
 func revisions(ctx context.Context, git hostGit, refs, known string) (string, error) {
 	var revs bytes.Buffer
 	for line := range strings.Lines(refs) {
