@@ -190,7 +190,7 @@ func (s Secret) Ref() string {
 type Lifecycle struct {
 	Timeout          measure.Duration `json:"timeout" default:"24h" min:"1s" max:"90d" doc:"The limit for the whole run of the agent."`
 	StageTimeout     measure.Duration `json:"stage_timeout" default:"15m" min:"1s" max:"1d" doc:"The limit for fetching the repository."`
-	ProvisionTimeout measure.Duration `json:"provision_timeout" default:"10m" min:"1s" max:"1d" doc:"The limit for creating the VM, and for the setup of its repository."`
+	ProvisionTimeout measure.Duration `json:"provision_timeout" default:"10m" min:"1s" max:"1d" doc:"The limit for creating the VM and running the setup of the repository."`
 	HangTimeout      measure.Duration `json:"hang_timeout" default:"30m" min:"1s" max:"90d" doc:"An agent without output for this long counts as hung."`
 	HangAction       string           `json:"hang_action" default:"terminate" enum:"notify|terminate|restart|preserve" own:"preserve" doc:"What happens to a hung agent. notify: only an event. terminate: it is stopped and the task fails. restart: it is started again. preserve: the task fails and the VM is kept."`
 	FailureAction    string           `json:"failure_action" default:"destroy" enum:"destroy|preserve" own:"preserve" doc:"What happens to the VM of a failed task."`
