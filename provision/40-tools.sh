@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tools gh and lazygit, and the CLI of dev containers.
+# The tools gh and lazygit.
 . "$PROVISION_DIR/lib.sh"
 
 apt_update
@@ -40,6 +40,3 @@ else
 		exit 1
 	}
 fi
-
-say "@devcontainers/cli $DEVCONTAINERS_VERSION"
-npm_global "@devcontainers/cli@$DEVCONTAINERS_VERSION"
