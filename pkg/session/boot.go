@@ -118,10 +118,12 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
 	needsSetup := len(from.plan.Steps) > 0 && (s.isUntouched() || was.Phase != Ready && !s.Status.Resumed)
 	if s.Status.Base == nil {
-		if s.Status.FromSetup == nil {
-			if err := b.w.guestSetup().readProject(ctx, s, conn, from); err != nil {
-				return false, err
-			}
+		read := func() error { return b.w.guestSetup().readProject(ctx, s, conn, from) }
+		if s.Status.FromSetup != nil { // the guest has a checkout of another commit
+			read = func() error { return b.w.guestSetup().storeProject(ctx, s, from.project) }
+		}
+		if err := read(); err != nil {
+			return false, err
 		}
 		// Not later: once the guest has a checkout, the repository is not fetched again.
 		if needsSetup || s.Status.SetupPlan != nil {
@@ -165,7 +167,7 @@ type fetchedRepo struct {
 
 // fetch brings the mirror up to date, and finds the commit to check out.
 func (b booter) fetch(ctx context.Context, s Session, set config.Settings) (from fetchedRepo, err error) {
-	return from, b.w.step(ctx, s.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
+	err = b.w.step(ctx, s.ID, "fetch the repository", func(ctx context.Context, p vm.Progress) error {
 		m, err := b.w.Mirrors.Ensure(ctx, s.Spec.Repo, repo.Progress(p))
 		if err != nil {
 			return err
@@ -185,6 +187,7 @@ func (b booter) fetch(ctx context.Context, s Session, set config.Settings) (from
 		}
 		return s.withLabelHint(err)
 	})
+	return from, err
 }
 
 // chooseSavedSetup makes s start from the saved result of the same setup, if one exists.
