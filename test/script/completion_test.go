@@ -40,7 +40,7 @@ var tabs = []struct{ typed, want string }{
 	{"agent-sessionizer stop al", "agent-sessionizer stop alpha"},
 	{"agent-sessionizer destroy alpha be", "agent-sessionizer destroy alpha beta"},
 	{"agent-sessionizer open --network al", "agent-sessionizer open --network allowlist"},
-	{"agent-sessionizer logs --of=ser", "agent-sessionizer logs --of=serial"},
+	{"agent-sessionizer logs --of=seri", "agent-sessionizer logs --of=serial"},
 	{"agent-sessionizer logs alpha --fol", "agent-sessionizer logs alpha --follow"},
 	{"agent-sessionizer net allow alpha @git", "agent-sessionizer net allow alpha @github"},
 	{"agent-sessionizer cp agent-be", "agent-sessionizer cp agent-beta-ID:"},
