@@ -193,16 +193,28 @@ func check(t *testing.T, d vm.Driver, s vm.Spec, state vm.State) vm.Machine {
 	return m
 }
 
-// start boots the VM alive within the limit, and fails the test otherwise.
+// panics counts the boots that ended with a panic.
+var panics int
+
+// start boots the VM alive within the limit, and fails the test otherwise. An emulated kernel sometimes
+// panics while it boots; then start boots it once more, as a session does.
 func (h Harness) start(t *testing.T, d vm.Driver) vm.Endpoint {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
 	defer cancel()
-	ep, err := d.Start(ctx, alive, func(msg string) {
-		if strings.ContainsAny(msg, "\n\r\x1b") {
-			t.Errorf("progress = %q, want one line without control bytes", msg)
-		}
-	})
+	boot := func() (vm.Endpoint, error) {
+		return d.Start(ctx, alive, func(msg string) {
+			if strings.ContainsAny(msg, "\n\r\x1b") {
+				t.Errorf("progress = %q, want one line without control bytes", msg)
+			}
+		})
+	}
+	ep, err := boot()
+	if errors.Is(err, vm.ErrPanicked) && h.Real {
+		t.Logf("starting the VM again: %v", err)
+		panics++
+		ep, err = boot()
+	}
 	if err != nil {
 		t.Fatalf("Start = %v, want nil", err)
 	}
