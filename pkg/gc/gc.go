@@ -325,6 +325,16 @@ func locks(ctx context.Context, c *collector) error {
 	return nil
 }
 
+// listVMs returns the driver and all VMs.
+func (c *collector) listVMs(ctx context.Context) (vm.Driver, []vm.Machine, error) {
+	driver, err := c.Driver()
+	if err != nil {
+		return nil, nil, err
+	}
+	machines, err := driver.List(ctx)
+	return driver, machines, err
+}
+
 // machines removes the VMs of sessions that are gone. It leaves standby VMs, and VMs in
 // which images are built, to the image maker.
 func machines(ctx context.Context, c *collector) error {
@@ -335,11 +345,7 @@ func machines(ctx context.Context, c *collector) error {
 	if m == nil || err != nil {
 		return err
 	}
-	driver, err := c.Driver()
-	if err != nil {
-		return err
-	}
-	machines, err := driver.List(ctx)
+	driver, machines, err := c.listVMs(ctx)
 	if err != nil {
 		return err
 	}
@@ -501,11 +507,7 @@ func (c *collector) savedSetups(ctx context.Context, why func(session.SavedSetup
 	if !exists(c.Config.Paths.LimaHome) {
 		return nil
 	}
-	driver, err := c.Driver()
-	if err != nil {
-		return err
-	}
-	machines, err := driver.List(ctx)
+	driver, machines, err := c.listVMs(ctx)
 	if err != nil {
 		return err
 	}
