@@ -32,8 +32,8 @@ func (s Source) ReadFile(ctx context.Context, name string, limit int) (text []by
 	return []byte(out), err == nil, err
 }
 
-// Entries returns the mode and object id of each file and directory that exists in the commit to be checked out,
-// by path. They change whenever the content does.
+// Entries returns the mode and object id of each file and directory that exists in the commit to be
+// checked out, by path. They change whenever the content does.
 func (s Source) Entries(ctx context.Context, paths ...string) (map[string]string, error) {
 	s, err := s.Resolve(ctx)
 	if err != nil || s.Commit == "" || len(paths) == 0 {

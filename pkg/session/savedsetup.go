@@ -16,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -174,4 +175,49 @@ func replaced(kept []SavedSetup, by SavedSetup) (old []SavedSetup) {
 		}
 	}
 	return old
+}
+
+// chooseSavedSetup makes s start from the saved result of the same setup, if one exists.
+func (b booter) chooseSavedSetup(ctx context.Context, s *Session, saved []SavedSetup, from fetchedRepo) error {
+	plan := from.plan
+	if of := s.Status.FromSetup; of != nil && of.Name != plan.Key { // the branch has moved since an earlier try
+		if err := b.detachSavedSetup(ctx, s); err != nil {
+			return err
+		}
+	}
+	i := slices.IndexFunc(saved, func(k SavedSetup) bool { return k.Key == plan.Key })
+	if s.Status.FromSetup != nil { // chosen before
+		return b.w.guestSetup().storeProject(ctx, s, from.project)
+	}
+	if s.Status.From != "" || plan.Key == "" || i < 0 {
+		return nil
+	}
+	k, err := SavedSetups{b.w.Sessions.Config.Paths}.MarkUsed(ctx, saved[i])
+	if err != nil || k.VM == "" {
+		return err
+	}
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.From, f.Provisioned, f.Program = golden.FromSetup, k.Provisioned, k.Program
+		f.FromSetup = &ForkOf{VM: k.VM, Checkpoint: k.Checkpoint, Name: k.Key, Memory: k.Memory, From: k.From}
+	})
+	if err != nil {
+		return err
+	}
+	// Before the boot, because programs of the repository run from then on.
+	return b.w.guestSetup().storeProject(ctx, s, from.project)
+}
+
+// detachSavedSetup makes a new session start without the saved setup that it was to start from.
+func (b booter) detachSavedSetup(ctx context.Context, s *Session) (err error) {
+	// First, because the VM must be made again if this keeper dies now.
+	if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Forked = false }); err != nil {
+		return err
+	}
+	if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
+		return err
+	}
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
+		f.FromSetup, f.From, f.Provisioned, f.Program, f.Resumes, f.Base, f.Setup = nil, "", "", "", "", nil, nil
+	})
+	return err
 }
