@@ -17,7 +17,7 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest web check test unit race script conformance conformance browser vm e2e pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -79,12 +79,12 @@ browser: guest web ## the dashboard in Chromium, with fake VMs
 	go test -tags browser -count=1 -timeout 10m ./test/browser/...
 
 # Sequential, because two VMs at once are too much for two cores.
-vm: guest ## the driver's suite and the built image, on real VMs
-	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers|TestCheckpointInterrupted|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
+vm vm-short: guest ## the driver's suite and the built image, on real VMs; vm-short leaves out what the end-to-end tests use, and interrupted checkpoints
+	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers$(if $(filter vm,$@),|TestCheckpointInterrupted|TestDebianImage.*))$$' ./pkg/vm/lima ./pkg/image
 
-e2e: guest web
+e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short repeats less
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
-	go test -tags e2e -count=1 -timeout 75m -v ./test/e2e/...
+	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
@@ -115,7 +115,7 @@ bench: setup guest ## sessions and their network compared with alternatives, int
 
 # Run the unit tests once, with the race detector; a second run would test the same.
 test: setup
-	$(MAKE) guest web fmt lint vet-darwin race script conformance browser vm e2e escape-short
+	$(MAKE) guest web fmt lint vet-darwin race script conformance browser vm-short e2e-short escape-short
 
 demo: setup build
 	scripts/demo.sh

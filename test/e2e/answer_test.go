@@ -87,6 +87,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.answered(q.ID, "allow", store.QuestionDelivered)
 	})
 	t.Run("a text", func(t *testing.T) {
+		long(t)
 		b.MustIn(name, "rm -f made-by-the-agent")
 		q := asks("RUNBASH four", guestproto.AskPermission, "")
 		b.Asz("answer", name, "use", "the", "other", "directory")
@@ -97,6 +98,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 	})
 	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, w, say) })
 	t.Run("a choice", func(t *testing.T) {
+		long(t)
 		q := asks("ASKME three", guestproto.AskChoice, "Which DB?")
 		if len(q.Choices) != 2 || q.Choices[1] != "SQLite" {
 			t.Errorf("choices = %q, want Postgres and SQLite", q.Choices)
@@ -107,6 +109,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.answered(q.ID, "SQLite", store.QuestionDelivered)
 	})
 	t.Run("in the terminal", func(t *testing.T) {
+		long(t)
 		q := asks("RUNBASH five", guestproto.AskPermission, "")
 		typed("Enter")
 		w.agent(guestproto.AgentDone, "")
@@ -126,6 +129,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.MustIn(name, "test -e made-by-the-agent")
 	})
 	t.Run("a plan", func(t *testing.T) {
+		long(t)
 		typed("BTab")
 		typed("BTab")
 		w.until("plan mode", func(g guestproto.Observation) bool {
@@ -154,6 +158,9 @@ func testCodexAnswers(t *testing.T, b *box, name string, w *attention, say func(
 		answer string
 		made   string
 	}{{"deny", "test ! -e made-by-the-agent"}, {"allow", "test -e made-by-the-agent"}, {"list the directory first", "test ! -e made-by-the-agent"}} {
+		if testing.Short() && c.answer == "deny" {
+			continue
+		}
 		b.MustIn(name, "rm -f made-by-the-agent")
 		say("RUNBASH")
 		w.blocks()
@@ -195,6 +202,9 @@ model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%
 		{"codex", ", model: gpt-5.1-codex", "allow", "test -e made-by-the-agent"},
 		{"codex", ", model: gpt-5.1-codex", "list the directory first", "test ! -e made-by-the-agent"},
 	} {
+		if testing.Short() && c.agent == "codex" {
+			continue
+		}
 		b.MustIn(name, "rm -f made-by-the-agent")
 		b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nagent: {kind: "+c.agent+", prompt: RUNBASH, permissions: ask"+c.more+"}\n")
 		id := strings.TrimSpace(b.Asz("task", "submit", "-f", "asks.yaml"))
@@ -215,6 +225,7 @@ model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%
 // testMCP runs Claude Code on the host, which uses a session through our tools. The program
 // is the guest's, which came from its vendor.
 func testMCP(t *testing.T, b *box, name string, m *model) {
+	long(t)
 	b.Asz("cp", name+":"+b.MustIn(name, "readlink -f $(command -v claude)"), "claude")
 	b.Write("mcp.json", fmt.Sprintf(`{"mcpServers": {"asz": {"command": %q, "args": ["mcp"]}}}`, b.Binary))
 	r := b.Run("env", fmt.Sprintf("ANTHROPIC_BASE_URL=http://127.0.0.1:%d", m.port), "ANTHROPIC_AUTH_TOKEN=pretend", "DISABLE_AUTOUPDATER=1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",

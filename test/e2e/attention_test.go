@@ -137,6 +137,7 @@ secrets:
 	t.Run("a task that asks", func(t *testing.T) { testTaskAsks(t, b, name, m) })
 	t.Run("tools for an agent on the host", func(t *testing.T) { testMCP(t, b, name, m) })
 	t.Run("a bell", func(t *testing.T) {
+		long(t)
 		b.MustIn(name, `tmux send-keys -t agent:scratch "printf '\\a'" Enter`)
 		w.until("the bell", func(g guestproto.Observation) bool {
 			return len(g.Agents) > 0 && g.Agents[0].On == "bell in window scratch" && g.Agents[0].State == guestproto.AgentBlocked
@@ -157,6 +158,7 @@ awk '/^Pss:/ { print $2, $3 }' /proc/$pid/smaps_rollup
 		t.Log(b.MustIn(name, "sh /tmp/cost.sh"))
 	})
 	t.Run("a killed agent", func(t *testing.T) {
+		long(t)
 		b.MustIn(name, "pkill -KILL -u agent -x claude")
 		w.until("its end", func(g guestproto.Observation) bool {
 			for _, a := range g.Agents {

@@ -80,7 +80,7 @@ secrets:
 	t.Run("event stream", func(t *testing.T) { readEventStream(t, b, name) })
 	t.Run("chunked upload", func(t *testing.T) { uploadChunked(t, b, name) })
 	t.Run("half-close", func(t *testing.T) { closeHalf(t, b, name) })
-	t.Run("a gigabyte", func(t *testing.T) { downloadGigabyte(t, b, forge, name) })
+	t.Run("a long download", func(t *testing.T) { downloadLong(t, b, forge, name) })
 	t.Run("IPv6 upstream", func(t *testing.T) { reachIPv6(t, b, name) })
 	t.Run("the host's proxy", func(t *testing.T) { useHostProxy(t, b, name) })
 
@@ -169,8 +169,8 @@ func closeHalf(t *testing.T, b *box, session string) {
 	}
 }
 
-// downloadGigabyte compares the digests of a large download.
-func downloadGigabyte(t *testing.T, b *box, f *forge, session string) {
+// downloadLong compares the digests of a large download.
+func downloadLong(t *testing.T, b *box, f *forge, session string) {
 	got := b.MustIn(session, "curl -sS -m 900 http://github.com/big | md5sum")
 	select {
 	case sum := <-f.sent:

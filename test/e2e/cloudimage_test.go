@@ -25,19 +25,21 @@ import (
 
 // TestCloudImage follows the path of a user with the default settings: the program
 // downloads a cloud image, boots it with cloud-init, provisions it and makes a
-// golden image and a saved state. One session is a fork and one is a clone.
+// golden image and a saved state. One session is a fork and one is a clone. The images
+// are kept between runs, until their key or the code that makes them changes.
 // TestImageDownload covers downloads that fail.
 func TestCloudImage(t *testing.T) {
 	b := newBox(t)
 	disk := filepath.Join(realvm.CloudImage(), "disk.qcow2")
 	begin := time.Now()
-	web := newProvisionWeb(t, b)
+	kept := keptImages(t)
+	web := newProvisionWeb(t, b, kept)
 	t.Logf("%5.1fs web", time.Since(begin).Seconds())
 	web.http.HandleFunc(imagesName+"/disk.qcow2", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, disk) })
 	b.Binary = buildWith(t, b.Home, web.versions)
 	t.Logf("%5.1fs program", time.Since(begin).Seconds())
 	b.trust(web.forge)
-	b.Env = append(b.Env, "PATH="+filepath.Dir(b.Binary)+":"+os.Getenv("PATH"))
+	b.Env = append(b.Env, "XDG_DATA_HOME="+kept, "PATH="+filepath.Dir(b.Binary)+":"+os.Getenv("PATH"))
 	b.useImage("/disk.qcow2", digestOf(t, disk), web.renderTemplate())
 
 	b.phase(t, "golden image", 25*time.Minute, func(*testing.T, func(string)) { b.Asz(build...) })
@@ -67,9 +69,42 @@ func TestCloudImage(t *testing.T) {
 		})
 	}
 	differ(t, ids)
-	if runtime.GOARCH == "amd64" { // arm64 has no BIOS
+	if runtime.GOARCH == "amd64" && !testing.Short() { // arm64 has no BIOS
 		b.phase(t, "BIOS", 9*time.Minute, func(t *testing.T, _ func(string)) { bootBIOS(t, b, disk) })
 	}
+}
+
+// keptImages returns the directory for the images of TestCloudImage, and removes those
+// that other code made. The program's own key does not include the code that makes
+// images.
+func keptImages(t *testing.T) string {
+	t.Helper()
+	h := sha256.New()
+	for _, glob := range []string{"../../pkg/golden/*", "../../pkg/image/*", "../../pkg/vm/lima/*.go", "cloudimage_test.go", "provisionweb_test.go", "testdata/cloudimage/*"} {
+		paths, err := filepath.Glob(glob)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s = %v, %v, want files", glob, paths, err)
+		}
+		for _, path := range paths {
+			fmt.Fprintln(h, path, digestOf(t, path))
+		}
+	}
+	dir := filepath.Join(realvm.CloudImage(), fmt.Sprintf("images-%.12x", h.Sum(nil)))
+	others, err := filepath.Glob(filepath.Join(realvm.CloudImage(), "images-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range others {
+		if other != dir {
+			if err := os.RemoveAll(other); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // phase runs a part of a long test as a subtest with a deadline, and ends the test if

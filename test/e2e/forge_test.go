@@ -26,6 +26,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +36,8 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/net/websocket"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 )
 
 // patience is how long the forge waits for a client's data. If something between them
@@ -62,12 +65,19 @@ type forge struct {
 
 const (
 	repository = "team/project.git"
-	bigSize    = 1 << 30
+	bigSize    = 256 << 20
 	events     = 6
 )
 
 func newForge(t *testing.T, root, token string, names ...string) *forge {
-	f := &forge{t: t, root: root, token: token, http: http.NewServeMux(), sent: make(chan string, 1)}
+	t.Helper()
+	return newForgeOf(t, newAuthority(t), root, token, names...)
+}
+
+// newForgeOf starts a forge whose certificates a signs.
+func newForgeOf(t *testing.T, a authority, root, token string, names ...string) *forge {
+	t.Helper()
+	f := &forge{t: t, root: root, token: token, ca: a.pem, http: http.NewServeMux(), sent: make(chan string, 1)}
 	f.http.HandleFunc("/hello", f.hello)
 	f.http.HandleFunc("/upload", upload)
 	f.http.HandleFunc("/big", f.big)
@@ -82,7 +92,7 @@ func newForge(t *testing.T, root, token string, names ...string) *forge {
 	if f.hostKey, err = ssh.NewSignerFromKey(key); err != nil {
 		t.Fatal(err)
 	}
-	config := &tls.Config{Certificates: []tls.Certificate{f.certify(names)}}
+	config := &tls.Config{Certificates: []tls.Certificate{a.certify(t, names)}}
 	for _, addr := range []string{forgeAddr, sixAddr} {
 		f.serve(net.JoinHostPort(addr, "80"), &http.Server{})
 		f.serve(net.JoinHostPort(addr, "443"), &http.Server{TLSConfig: config.Clone()})
@@ -129,34 +139,73 @@ func each(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// certify makes a CA and a certificate for names that it signs.
-func (f *forge) certify(names []string) tls.Certificate {
-	f.t.Helper()
-	sign := func(c, by *x509.Certificate, key *ecdsa.PrivateKey, with *ecdsa.PrivateKey) []byte {
-		c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().AddDate(0, 1, 0)
-		der, err := x509.CreateCertificate(crand.Reader, c, by, key.Public(), with)
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		return der
-	}
-	var keys [2]*ecdsa.PrivateKey
-	for i := range keys {
-		var err error
-		if keys[i], err = ecdsa.GenerateKey(elliptic.P256(), crand.Reader); err != nil {
-			f.t.Fatal(err)
-		}
-	}
-	ca := &x509.Certificate{
+// authority is a CA.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte // the certificate
+}
+
+func newAuthority(t *testing.T) authority {
+	t.Helper()
+	a := authority{key: newECKey(t), cert: &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Pretend CA"},
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}}
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.sign(t, a.cert, a.key)})
+	return a
+}
+
+// keptAuthority returns the CA in the file path, and makes it if there is none that is
+// valid for another day.
+func keptAuthority(t *testing.T, path string) authority {
+	t.Helper()
+	if kept, err := tls.LoadX509KeyPair(path, path); err == nil && time.Until(kept.Leaf.NotAfter) > 24*time.Hour {
+		if key, ok := kept.PrivateKey.(*ecdsa.PrivateKey); ok {
+			return authority{kept.Leaf, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: kept.Leaf.Raw})}
+		}
 	}
-	f.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sign(ca, ca, keys[0], keys[0])})
+	a := newAuthority(t)
+	der, err := x509.MarshalPKCS8PrivateKey(a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := slices.Concat(a.pem, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	if err := atomicfile.Write(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func newECKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// sign makes a certificate for key, valid for a month.
+func (a authority) sign(t *testing.T, c *x509.Certificate, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().AddDate(0, 1, 0)
+	der, err := x509.CreateCertificate(crand.Reader, c, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return der
+}
+
+// certify makes a certificate for a server with these names.
+func (a authority) certify(t *testing.T, names []string) tls.Certificate {
+	t.Helper()
+	key := newECKey(t)
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	return tls.Certificate{Certificate: [][]byte{sign(leaf, ca, keys[1], keys[0])}, PrivateKey: keys[1]}
+	return tls.Certificate{Certificate: [][]byte{a.sign(t, leaf, key)}, PrivateKey: key}
 }
 
 // hello reports how it was reached.
@@ -170,7 +219,7 @@ func upload(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "%s %d %v %v %x\n", r.Proto, n, r.TransferEncoding, err, h.Sum(nil))
 }
 
-// big sends a gigabyte without repetition. Its digest detects errors, not attacks,
+// big sends bigSize bytes without repetition. Its digest detects errors, not attacks,
 // and costs an emulated guest a third of a better one.
 func (f *forge) big(w http.ResponseWriter, _ *http.Request) {
 	h := md5.New()

@@ -168,6 +168,7 @@ func TestGolden(t *testing.T) {
 
 // TestPool gives a session a standby VM, as where snapshots are unavailable.
 func TestPool(t *testing.T) {
+	long(t)
 	b := newBox(t)
 	b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE=pool")
 	for _, repo := range []string{"one", "two"} {
@@ -205,6 +206,7 @@ func TestPool(t *testing.T) {
 // TestForksAtOnce forks ten sessions at once, but at most two for each of the host's
 // processors: emulated ones starve each other.
 func TestForksAtOnce(t *testing.T) {
+	long(t)
 	b := newBox(t)
 	forks := min(10, 2*runtime.NumCPU())
 	b.Write(".config/agent-sessionizer/config.yaml", "limits: {running: 12}\n")

@@ -22,6 +22,15 @@ func newBox(t *testing.T) *box {
 	return &box{Box: realvm.NewBox(t), t: t}
 }
 
+// long skips a test with -short, which make test passes. It is for what costs minutes of
+// an emulated guest, and repeats with another client, answer or number what the rest shows.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make e2e runs it")
+	}
+}
+
 // qemu occurs in the command line of a VM, but not of a QEMU that Lima runs to query
 // its version or capabilities.
 const qemu = " -pidfile "

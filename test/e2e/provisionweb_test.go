@@ -40,8 +40,9 @@ type provisionWeb struct {
 }
 
 // newProvisionWeb starts the servers and points the resolver at them until the end
-// of the test.
-func newProvisionWeb(t *testing.T, b *box) *provisionWeb {
+// of the test. With the same dir, everything that the key of a golden image depends on
+// is the same each time.
+func newProvisionWeb(t *testing.T, b *box, dir string) *provisionWeb {
 	t.Helper()
 	names := []string{"github.com", "nodejs.org", packagesName, registryName, imagesName}
 	before := map[string][]string{}
@@ -56,7 +57,8 @@ func newProvisionWeb(t *testing.T, b *box) *provisionWeb {
 			}
 		}
 	})
-	w := &provisionWeb{forge: newForge(t, filepath.Join(b.Home, "forge"), random(), names...)}
+	ca := keptAuthority(t, filepath.Join(dir, "ca.pem"))
+	w := &provisionWeb{forge: newForgeOf(t, ca, filepath.Join(b.Home, "forge"), random(), names...)}
 	var err error
 	if w.versions, err = sessionizer.Provision.ReadFile("provision/versions.env"); err != nil {
 		t.Fatal(err)
@@ -69,7 +71,7 @@ func newProvisionWeb(t *testing.T, b *box) *provisionWeb {
 	w.http.HandleFunc("github.com/nvm-sh/", w.git)
 	w.http.HandleFunc("github.com/jesseduffield/", func(r http.ResponseWriter, _ *http.Request) { _, _ = r.Write(lazygit) })
 	w.http.HandleFunc(registryName+"/", w.serveRegistry)
-	node := w.packNode(b)
+	node := w.packNode(b, dir)
 	w.http.HandleFunc("nodejs.org/dist/", func(r http.ResponseWriter, q *http.Request) { http.ServeFile(r, q, node) })
 	return w
 }
@@ -105,7 +107,8 @@ func (w *provisionWeb) createNVM(b *box) string {
 		w.t.Fatal(err)
 	}
 	b.Write("nvm/nvm.sh", string(text))
-	r := b.Run("sh", "-ec", `git init -q nvm && cd nvm && git add . && git commit -qm nvm && git tag "$1" && mkdir -p ../forge/nvm-sh &&
+	r := b.Run("sh", "-ec", `export GIT_AUTHOR_DATE='2026-01-01T00:00:00Z' GIT_COMMITTER_DATE='2026-01-01T00:00:00Z'
+		git init -q nvm && cd nvm && git add . && git commit -qm nvm && git tag "$1" && mkdir -p ../forge/nvm-sh &&
 		git clone -q --bare . ../forge/nvm-sh/nvm.git && git rev-parse HEAD`, "sh", w.readVersion("NVM_VERSION"))
 	if r.Code != 0 {
 		w.t.Fatalf("repository of nvm: exit %d\n%s\nwant exit 0", r.Code, r.All())
@@ -113,9 +116,14 @@ func (w *provisionWeb) createNVM(b *box) string {
 	return strings.TrimSpace(r.Stdout)
 }
 
-// packNode packs the Debian guest's Node like a release of Node and returns the
-// archive's path.
-func (w *provisionWeb) packNode(b *box) string {
+// packNode packs the Debian guest's Node like a release of Node, unless dir has that
+// archive, and returns its path.
+func (w *provisionWeb) packNode(b *box, dir string) string {
+	image := realvm.Image(w.t)
+	packed := filepath.Join(dir, "node-"+filepath.Base(filepath.Dir(image.Location))+".tar.gz")
+	if _, err := os.Stat(packed); err == nil {
+		return packed
+	}
 	r := b.Run("sh", "-ec", `PATH=$PATH:/usr/sbin
 		qemu-img convert -O raw "$1" raw && mkdir -p node/lib/node_modules
 		debugfs -R "rdump /usr/local/lib/node_modules/npm node/lib/node_modules" raw 2>&1
@@ -123,12 +131,13 @@ func (w *provisionWeb) packNode(b *box) string {
 		rm raw
 		ln -s ../lib/node_modules/npm/bin/npm-cli.js node/bin/npm && ln -s ../lib/node_modules/npm/bin/npx-cli.js node/bin/npx
 		tar --owner=0 --group=0 -c node | gzip -1 >node.tar.gz
-		test -x node/bin/node && test -s node/bin/npm`,
-		"sh", realvm.Image(w.t).Location, map[string]string{"x86_64": "x64", "aarch64": "arm64"}[realvm.Image(w.t).Arch])
+		test -x node/bin/node && test -s node/bin/npm
+		mv node.tar.gz "$3"`,
+		"sh", image.Location, map[string]string{"x86_64": "x64", "aarch64": "arm64"}[image.Arch], packed)
 	if r.Code != 0 {
 		w.t.Fatalf("archive of node: exit %d\n%s\nwant exit 0", r.Code, r.All())
 	}
-	return filepath.Join(b.Home, "node.tar.gz")
+	return packed
 }
 
 // serveRegistry answers as the npm registry, which has the agents and the CLI of dev containers only.
