@@ -287,24 +287,33 @@ func (m *Maker) Warm(ctx context.Context, i image.Info, cpus int, memory int64, 
 		if err != nil {
 			return err
 		}
-		name := vmName(source)
-		if err := m.VMs.Driver.Delete(ctx, name); err != nil {
-			return err
-		}
-		err = m.VMs.Driver.Create(ctx, vm.Spec{
-			Name: name, CPUs: cpus, Memory: memory, Disk: disk(source), Image: img, User: guestclient.User, Boot: guestclient.SleepScript(), ExternalNet: true,
-		})
-		if err != nil {
-			return err
-		}
-		// The network card needs a peer to connect to. It stays down.
-		if err := m.VMs.startGateway(ctx, name, dir, nowhere()); err != nil {
-			return err
+		spec := vm.Spec{
+			Name: vmName(source), CPUs: cpus, Memory: memory, Disk: disk(source), Image: img,
+			User: guestclient.User, Boot: guestclient.SleepScript(), ExternalNet: true,
 		}
 		tell := m.Images.Reporter(i.Name, time.Now(), p)
-		report(tell, "booting a VM of %d CPUs and %d MiB to be saved", cpus, memory>>20)
-		return saver.Save(ctx, name, dir, tell)
+		if err = m.save(ctx, saver, spec, dir, tell); errors.Is(err, vm.ErrPanicked) {
+			report(tell, "%v, starting again", vm.ErrPanicked)
+			err = m.save(ctx, saver, spec, dir, tell)
+		}
+		return err
 	})
+}
+
+// save boots a VM and saves its state in dir.
+func (m *Maker) save(ctx context.Context, saver vm.Saver, spec vm.Spec, dir string, p vm.Progress) error {
+	if err := m.VMs.Driver.Delete(ctx, spec.Name); err != nil {
+		return err
+	}
+	if err := m.VMs.Driver.Create(ctx, spec); err != nil {
+		return err
+	}
+	// The network card needs a peer to connect to. It stays down.
+	if err := m.VMs.startGateway(ctx, spec.Name, dir, nowhere()); err != nil {
+		return err
+	}
+	report(p, "booting a VM of %d CPUs and %d MiB to be saved", spec.CPUs, spec.Memory>>20)
+	return saver.Save(ctx, spec.Name, dir, p)
 }
 
 // nowhere returns a policy that allows nothing.

@@ -31,7 +31,8 @@
 // checkpoint, suspend, restore, fork, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
 // accepted, and then stalls or is closed). Each has error, code, hint, stall, match
 // (part of the VM's name), after (skip the first N times since the file changed) and
-// count (only N times). Two more are possible: ready, with never and panic; and exec,
+// count (only N times), and panic (of the kernel, before it did anything). Two more are
+// possible: ready, with never and panic; and exec,
 // where match is part of the command, with drop_after (bytes, after which the
 // connection breaks), die (the VM is gone) and freeze (it stops responding).
 // kill_self_at sends SIGKILL to the process that calls the driver, before or after

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // fault is the fault of one operation; the package comment explains the fields.
@@ -148,6 +149,9 @@ func (f faults) around(ctx context.Context, op, subject string, work func() erro
 	killSelf(s.KillSelfAt == op+":before")
 	if err := x.happen(ctx); err != nil {
 		return fmt.Errorf("%s %s: %w", op, subject, err)
+	}
+	if x.Panic {
+		return fmt.Errorf("%s %s: %w", op, subject, vm.ErrPanicked)
 	}
 	err = work()
 	killSelf(s.KillSelfAt == op+":after")
