@@ -53,6 +53,12 @@ const (
 	CheckpointRemoved  Type = "checkpoint_removed"
 	CheckpointRestored Type = "checkpoint_restored"
 	SessionForked      Type = "session_forked"
+
+	WorkspaceCreated  Type = "workspace_created"
+	WorkspaceAttached Type = "workspace_attached"
+	WorkspaceDetached Type = "workspace_detached"
+	WorkspaceResized  Type = "workspace_resized"
+	WorkspaceDeleted  Type = "workspace_deleted"
 )
 
 // Types returns all types.
@@ -61,7 +67,7 @@ func Types() []Type {
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
-		SessionForked,
+		SessionForked, WorkspaceCreated, WorkspaceAttached, WorkspaceDetached, WorkspaceResized, WorkspaceDeleted,
 	}
 }
 

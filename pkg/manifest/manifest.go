@@ -119,6 +119,7 @@ type VM struct {
 	Memory      measure.Size `json:"memory,omitempty" own:"*" min:"512M" max:"64T" doc:"The size of the memory; 8G without a profile."`
 	Disk        measure.Size `json:"disk,omitempty" own:"*" min:"4G" max:"1024T" doc:"The size of the disk; 40G without a profile."`
 	NetworkMode string       `json:"network_mode,omitempty" own:"*" enum:"isolated|allowlist|open|outbound|full" doc:"isolated: no network. allowlist: only the configured names. open: the internet, but not the local network; outbound and full are synonyms of open. As configured when omitted."`
+	Workspace   string       `json:"workspace,omitempty" own:"*" like:"word" doc:"A workspace of the host, which holds the checkout. No other session may have it."`
 	HTTP        []Requests   `json:"http,omitempty" own:"*" max:"64" doc:"Rules for HTTP requests, in addition to the configured ones. They only narrow."`
 }
 

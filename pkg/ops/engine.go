@@ -13,6 +13,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // Engine performs operations on this host, for one caller.
@@ -39,6 +40,8 @@ type Engine struct {
 	Fetch func(context.Context) error
 	// Preflight reports why this host cannot run VMs, before one is created.
 	Preflight func(context.Context) error
+	// Driver returns the VM manager's driver.
+	Driver func() (vm.Driver, error)
 }
 
 // As returns the engine for another caller.

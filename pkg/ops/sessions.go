@@ -50,6 +50,8 @@ type SessionOptions struct {
 	Resources    config.Resources `json:"resources,omitzero" doc:"Fields that are left out are as configured."`
 	HostServices []netip.AddrPort `json:"host_services,omitempty" maxItems:"64" doc:"Services of the host and its network that this session may reach, as ADDRESS:PORT."`
 	WithChanges  bool             `json:"with_changes,omitempty" doc:"Include the uncommitted changes of a repository on the host."`
+	Workspace    string           `json:"workspace,omitempty" maxLength:"40" doc:"The workspace that holds the checkout. Default: none."`
+	Trust        bool             `json:"trust_workspace,omitempty" doc:"Run the hooks and settings that earlier sessions left in the workspace."`
 }
 
 // SessionAnswer is the response to the creation of a session.
@@ -463,7 +465,7 @@ func (e *Engine) request(ctx context.Context, n NewSession) (session.Request, er
 	const hint = "agent-sessionizer open owner/repo --new fix-login"
 	asked := session.Request{
 		New: n.New, Label: n.Label, Profile: n.Profile, Image: n.Image, Resources: n.Resources, NetworkMode: n.Network,
-		WithChanges: n.WithChanges, HostServices: n.HostServices,
+		WithChanges: n.WithChanges, HostServices: n.HostServices, Workspace: n.Workspace, TrustWorkspace: n.Trust,
 	}
 	switch {
 	case !n.New && (n.Label != "" || n.Like != ""):
@@ -502,6 +504,8 @@ func (o SessionOptions) ignored(s session.Session) (names []string) {
 		{o.Resources.Memory != 0 && o.Resources.Memory != s.Spec.Resources.Memory, "memory"},
 		{o.Resources.Disk != 0 && o.Resources.Disk != s.Spec.Resources.Disk, "disk"},
 		{o.WithChanges && !s.Spec.WithChanges, "with-changes"},
+		{o.Workspace != "" && o.Workspace != s.Status.Workspace, "workspace"},
+		{o.Trust && !s.Status.TrustWorkspace, "trust-workspace"},
 	} {
 		if f.set {
 			names = append(names, f.name)

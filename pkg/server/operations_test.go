@@ -23,6 +23,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
 )
 
 // host is an implementation of ops.Host with the caller's scope.
@@ -93,6 +95,11 @@ func TestOperations(t *testing.T) {
 			r.engine.Images = &image.Store{Dir: r.tasks.Sessions.Config.Paths.Images()}
 			r.engine.Redact = secret.NewRedactor()
 			r.engine.Preflight = func(context.Context) error { return nil }
+			driver, err := fake.New(fake.Options{Dir: t.TempDir()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.engine.Driver = func() (vm.Driver, error) { return driver, nil }
 			var said strings.Builder
 			as := func(scope ops.Scope) host { return host{of(r, scope), r, &said} }
 			checkSessions(as)
@@ -230,6 +237,35 @@ func checkSessions(as func(ops.Scope) host) {
 	fork.Body.Label = "a b"
 	refused(h, fail.Usage, ops.ForkSession, fork)
 	refused(h, fail.Conflict, ops.StopSession, ops.StopRequest{SessionPath: at, Suspend: true})
+
+	scratch := ops.WorkspacePath{Name: "scratch"}
+	var workspace ops.WorkspaceRequest
+	workspace.Body.Name = "scratch"
+	refused(reader, fail.Policy, ops.CreateWorkspace, workspace)
+	if ws := mustAsk(h, ops.CreateWorkspace, workspace); ws.Size != session.DefaultWorkspace || ws.Session != "" {
+		t.Errorf("workspace = %+v, want an unused one of the default size", ws)
+	}
+	refused(h, fail.Conflict, ops.CreateWorkspace, workspace)
+	attach := ops.AttachWorkspaceRequest{WorkspacePath: scratch}
+	attach.Body.Session = made.ID
+	refused(reader, fail.Policy, ops.AttachWorkspace, attach)
+	refused(h, fail.Conflict, ops.AttachWorkspace, attach) // it is not stopped
+	grow := ops.ResizeWorkspaceRequest{WorkspacePath: scratch}
+	grow.Body.Size = 100 << 30
+	refused(reader, fail.Policy, ops.ResizeWorkspace, grow)
+	if ws := mustAsk(h, ops.ResizeWorkspace, grow); ws.Size != 100<<30 {
+		t.Errorf("workspace = %+v, want the new size", ws)
+	}
+	rebind := ops.RebindWorkspaceRequest{WorkspacePath: scratch}
+	refused(reader, fail.Policy, ops.RebindWorkspace, rebind)
+	refused(h, fail.Conflict, ops.RebindWorkspace, rebind) // no session has it
+	mustAsk(h, ops.DetachWorkspace, scratch)
+	if l := mustAsk(reader, ops.ListWorkspaces, struct{}{}); len(l.Workspaces) != 1 || l.Workspaces[0] != mustAsk(reader, ops.GetWorkspace, scratch) {
+		t.Errorf("workspaces = %+v, want the one", l)
+	}
+	refused(reader, fail.Policy, ops.DeleteWorkspace, scratch)
+	mustAsk(h, ops.DeleteWorkspace, scratch)
+	refused(h, fail.NotFound, ops.GetWorkspace, scratch)
 
 	// What a session may reach.
 	files := ops.NamesRequest{SessionPath: at}

@@ -25,6 +25,18 @@ func (m *Manager) audit(ctx context.Context, what audit.Type, actor, resource st
 	m.Audit(ctx, audit.Record{Type: what, Actor: cmp.Or(actor, "keeper"), Resource: resource, Outcome: audit.OutcomeOf(err), Details: details})
 }
 
+// auditWorkspace records a change of a workspace. s is the session that has it, if that matters.
+func (m *Manager) auditWorkspace(ctx context.Context, what audit.Type, name string, s Session, err error) {
+	if name == "" {
+		return
+	}
+	details := map[string]any{}
+	if s.ID != "" {
+		details = s.details(details)
+	}
+	m.audit(ctx, what, m.Actor, "workspace:"+name, err, details)
+}
+
 // auditVM records a change to the VM of s.
 func (w *Worker) auditVM(ctx context.Context, what audit.Type, s Session, err error) {
 	w.Sessions.audit(ctx, what, s.Status.RequestedBy.Actor, "vm:"+s.VM(), err, s.details(map[string]any{"from": s.Status.From, "accel": s.Status.Accel}))

@@ -115,6 +115,10 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 		return err == booting, err //nolint:errorlint // which of them came first
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
+	setAside, err := b.mountWorkspace(ctx, s, conn)
+	if err != nil {
+		return true, err
+	}
 	needsSetup := len(from.plan.Steps) > 0 && (s.isUntouched() || was.Phase != Ready && !s.Status.Resumed)
 	if s.Status.Base == nil {
 		read := func() error { return b.w.guestSetup().readProject(ctx, s, conn, from) }
@@ -133,6 +137,11 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	}
 	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isUntouched()); err != nil {
 		return true, err
+	}
+	if setAside {
+		if err := b.restoreSettings(ctx, *s, conn, from.source.Commit); err != nil {
+			return true, err
+		}
 	}
 	if needsSetup {
 		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan, was.Status.From == ""); err != nil {
@@ -213,6 +222,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		b.w.warn(ctx, s.ID, cmp.Or(accel.Hint, "agent-sessionizer doctor"), "no hardware virtualization (%s): the VM is emulated and 10 to 30 times slower", accel.Reason)
 	}
 	prepared, again, panicked := b.w.Sessions.Config.Prepare, false, false
+	if s.Status.Workspace != "" && prepared != config.PrepareNone { // a saved VM has no disk for it
+		prepared = config.PrepareGolden
+	}
 	for {
 		var err error
 		switch {
@@ -226,6 +238,9 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			if err = b.detachSavedSetup(ctx, s); err == nil {
 				err = b.create(ctx, s, prepared)
 			}
+		}
+		if err == nil {
+			err = b.plugWorkspace(ctx, s)
 		}
 		if err != nil {
 			return nil, err

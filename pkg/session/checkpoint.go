@@ -173,6 +173,9 @@ func (o Checkpoints) create(ctx context.Context, s Session, id, name string, tem
 		if phase != Ready {
 			return fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, phase).WithHint("agent-sessionizer start %s", s.Name)
 		}
+		if err := s.noMemory(); err != nil {
+			return err
+		}
 		for n := 1; name == ""; n++ {
 			if f.checkpoint(strconv.Itoa(n)) == nil {
 				name = strconv.Itoa(n)
@@ -638,7 +641,7 @@ func (k checkpointer) endRestore(ctx context.Context, s Session, result func(*St
 func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) {
 	err := k.w.step(ctx, s.ID, "suspend the VM", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
-		if err != nil {
+		if err = errors.Join(err, s.noMemory()); err != nil {
 			return err
 		}
 		m, err := k.w.Driver.Inspect(ctx, s.VM())
@@ -667,6 +670,15 @@ func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) 
 		return s, ""
 	}
 	return s, s.Status.Suspend
+}
+
+// noMemory returns an error if the memory of s must not be saved: it would not match its workspace,
+// which is a disk of its own.
+func (s Session) noMemory() error {
+	if s.Status.Workspace == "" {
+		return nil
+	}
+	return fail.New(fail.Conflict, "the state of session %s cannot be saved, because workspace %s would not be part of it", s.Name, s.Status.Workspace)
 }
 
 // bootFromDisk prepares a VM to boot from its disk because its memory cannot be resumed.

@@ -160,7 +160,11 @@ func (gs guestSetup) storeProject(ctx context.Context, s *Session, project *conf
 
 // checkout returns where the repository is in the guest.
 func checkout(s Session) repo.Checkout {
-	return repo.Checkout{Dir: path.Join(s.Status.Root+guestclient.Home, path.Base(s.Repo))}
+	home := guestclient.Home
+	if s.Spec.Workspace != "" {
+		home = WorkDir
+	}
+	return repo.Checkout{Dir: path.Join(s.Status.Root+home, path.Base(s.Repo))}
 }
 
 // ownTools reports whether the guest is a machine of its own. A guest with a root

@@ -54,6 +54,10 @@ type Request struct {
 	Label        string                   // distinguishes the sessions of a repository
 	New          bool                     // create a session, even if the repository has one; without a label, choose one
 	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
+	Workspace    string                   // holds the checkout, from an earlier session or a new one; "" for none
+
+	// TrustWorkspace makes the session run what earlier sessions left in the workspace.
+	TrustWorkspace bool
 }
 
 // Open returns the session of the repository with the label, or of the task if r names one, and
@@ -69,7 +73,15 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 	}
 	id := cmp.Or(r.ID, ids.New())
 	asked := store.Session{ID: id, RepoKey: r.Repo.Key, Repo: r.Repo.Slug, Task: r.Task}
-	row, created, err := m.insert(ctx, asked, spec, Status{RequestedBy: m.requestedBy(ctx)}, r.labels(), cmp.Or(r.Label, r.Repo.Branch))
+	status := Status{RequestedBy: m.requestedBy(ctx), Workspace: r.Workspace, TrustWorkspace: r.TrustWorkspace}
+	if r.Workspace != "" {
+		lock, err := Workspaces{m}.lock(ctx, r.Workspace)
+		if err != nil {
+			return Session{}, false, nil, err
+		}
+		defer lock.Unlock()
+	}
+	row, created, err := m.insert(ctx, asked, spec, status, r.labels(), cmp.Or(r.Label, r.Repo.Branch))
 	if err != nil {
 		return Session{}, false, nil, err
 	}
@@ -80,6 +92,7 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 		return s, false, nil, fail.New(fail.Conflict, "%s exists already: session %s", s.DisplayName(), s.Name).WithHint("agent-sessionizer open %s", s.Name)
 	}
 	if created {
+		m.auditWorkspace(ctx, audit.WorkspaceAttached, r.Workspace, s, nil)
 		return s, true, notices, m.wake(ctx, s.ID)
 	}
 	s, err = m.SetDesired(ctx, s, Ready)
@@ -108,7 +121,7 @@ func (m *Manager) insert(ctx context.Context, n store.Session, spec Spec, status
 			return row, false, err
 		}
 		row, created, err = m.Store.Create(ctx, n, phaseEvent("", Creating, Ready), func(others []store.Session) error {
-			return admit(others, spec.Resources, m.Config.Limits, host)
+			return errors.Join(isFree(status.Workspace, others), admit(others, spec.Resources, m.Config.Limits, host))
 		})
 		if err != nil || created || row.ID == n.ID {
 			break
@@ -161,8 +174,21 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 			return Spec{}, nil, err
 		}
 	}
+	if r.Workspace != "" {
+		ws, err := Workspaces{m}.Get(r.Workspace)
+		if err == nil {
+			err = ws.checkCheckout(r.Repo)
+		}
+		if err != nil {
+			return Spec{}, nil, err
+		}
+		if r.WithChanges {
+			return Spec{}, nil, fail.New(fail.Usage, "uncommitted changes cannot be copied into a workspace")
+		}
+	}
 	return Spec{
-		Repo: r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
+		Workspace: r.Workspace,
+		Repo:      r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests, Budget: r.Budget,
 		Restricted: r.Restricted, Within: r.Within, NewBranch: r.Branch,

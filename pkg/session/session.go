@@ -107,6 +107,8 @@ type Spec struct {
 	NewBranch string `json:"new_branch,omitempty"`
 	// What the session is a fork of; nil for others.
 	Fork *ForkOf `json:"fork,omitempty"`
+	// The workspace that has the checkout; "" if it is in the home directory.
+	Workspace string `json:"workspace,omitempty"`
 }
 
 // Bounds are the rights of a session at the time when it submitted a subtask.
@@ -182,18 +184,21 @@ type Status struct {
 	Checkpoints  []storedCheckpoint `json:"checkpoints,omitempty"`
 	Restore      *restoreRequest    `json:"restore,omitempty"`
 	// Why the last restore failed, nil if it did not.
-	RestoreError *lifecycle.ViewError `json:"restore_error,omitempty"`
-	SetupPlan    *setupPlan           `json:"setup_plan,omitempty"`
-	Setup        []SetupOutcome       `json:"setup,omitempty"`
-	FromSetup    *ForkOf              `json:"from_setup,omitempty"`    // the saved setup that the VM is a fork of
-	Forked       bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
-	Suspend      string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
-	Resumes      string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
-	Resumed      bool                 `json:"resumed,omitempty"`       // the last start resumed memory
-	ClockStopped bool                 `json:"clock_stopped,omitempty"` // the VM has resumed, and its clock is not set yet
-	Used         time.Time            `json:"used,omitzero"`           // when a user last asked for it without attaching
-	RequestedBy  RequestedBy          `json:"requested_by,omitzero"`   // who asked for the desired phase
-	Events       store.Budget         `json:"events,omitzero"`         // the events that the guest caused
+	RestoreError   *lifecycle.ViewError `json:"restore_error,omitempty"`
+	Workspace      string               `json:"workspace,omitempty"`       // that the session has
+	TrustWorkspace bool                 `json:"trust_workspace,omitempty"` // run what earlier sessions left in it
+	Disk           string               `json:"disk,omitempty"`            // the workspace whose disk the VM has
+	SetupPlan      *setupPlan           `json:"setup_plan,omitempty"`
+	Setup          []SetupOutcome       `json:"setup,omitempty"`
+	FromSetup      *ForkOf              `json:"from_setup,omitempty"`    // the saved setup that the VM is a fork of
+	Forked         bool                 `json:"forked,omitempty"`        // the fork's VM exists, and no longer needs the checkpoint
+	Suspend        string               `json:"suspend,omitempty"`       // id of the checkpoint that the requested stop creates
+	Resumes        string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
+	Resumed        bool                 `json:"resumed,omitempty"`       // the last start resumed memory
+	ClockStopped   bool                 `json:"clock_stopped,omitempty"` // the VM has resumed, and its clock is not set yet
+	Used           time.Time            `json:"used,omitzero"`           // when a user last asked for it without attaching
+	RequestedBy    RequestedBy          `json:"requested_by,omitzero"`   // who asked for the desired phase
+	Events         store.Budget         `json:"events,omitzero"`         // the events that the guest caused
 }
 
 // RequestedBy records who asked for something, for readers of the logs.
@@ -320,6 +325,7 @@ type View struct {
 	Resumed         bool                 `json:"resumed,omitempty"`       // it last started by resuming memory
 	Setup           []SetupOutcome       `json:"setup,omitempty"`         // of the steps of the repository's setup
 	ForkOf          string               `json:"fork_of,omitempty"`       // id of the session that it was forked from
+	Workspace       string               `json:"workspace,omitempty"`     // that it has
 }
 
 // View returns s as --json shows it.
@@ -333,7 +339,7 @@ func (s Session) View() View {
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
-	v.Logins, v.RestoreError, v.Resumed, v.Setup = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed, s.Status.Setup
+	v.Logins, v.RestoreError, v.Resumed, v.Setup, v.Workspace = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed, s.Status.Setup, s.Status.Workspace
 	if s.Status.Restore != nil {
 		v.Restoring = s.Status.Restore.Name
 	}

@@ -155,7 +155,9 @@ func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, 
 }
 
 // mayUseSavedSetup reports whether s may start from a saved setup.
-func (s Session) mayUseSavedSetup() bool { return !s.Spec.WithChanges && s.Spec.Fork == nil }
+func (s Session) mayUseSavedSetup() bool {
+	return !s.Spec.WithChanges && s.Spec.Fork == nil && s.Status.Workspace == ""
+}
 
 // whyNotSaved returns why the setup of s must not be saved for later sessions, "" if it may be.
 func (s Session) whyNotSaved(plan setupPlan, fresh, secrets bool) string {
@@ -164,6 +166,8 @@ func (s Session) whyNotSaved(plan setupPlan, fresh, secrets bool) string {
 		return "an earlier start of the session was interrupted"
 	case s.Spec.WithChanges:
 		return "the session has uncommitted changes"
+	case s.Status.Workspace != "":
+		return "the session has a workspace"
 	case s.Task != "" || s.Spec.Within != nil || s.Spec.Restricted:
 		return "the session was not opened by the user"
 	case s.Spec.Repo.Commit != "":

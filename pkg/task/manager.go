@@ -133,7 +133,7 @@ func sessionRequest(t *manifest.Task, restricted bool) (session.Request, error) 
 	ref.Branch, ref.Commit = cmp.Or(t.Repository.Branch, ref.Branch), t.Repository.Commit
 	ref.PublicOnly = restricted
 	r := session.Request{
-		Repo: ref, Profile: t.VM.Profile, NetworkMode: policy.Mode(t.VM.Network()),
+		Repo: ref, Profile: t.VM.Profile, Workspace: t.VM.Workspace, NetworkMode: policy.Mode(t.VM.Network()),
 		Resources: config.Resources{CPUs: t.VM.CPUs, Memory: config.Size(t.VM.Memory), Disk: config.Size(t.VM.Disk)},
 		Secrets:   map[string]config.Secret{}, Restricted: restricted,
 	}

@@ -93,6 +93,8 @@ func (m *Manager) restrict(ctx context.Context, asked *manifest.Task, p *Permiss
 	switch url := asked.Repository.URL; {
 	case len(asked.Secrets) > 0 && p != nil:
 		return needsAdmin("secrets", "put them into the configuration of this host")
+	case asked.VM.Workspace != "":
+		return needsAdmin("a workspace", "leave vm.workspace out")
 	case asked.VM.Session != "":
 		return needsAdmin("an existing session", "leave vm.session out: the task gets its own session")
 	case path.IsAbs(url) || strings.HasPrefix(url, ".") || strings.HasPrefix(url, "~") || strings.HasPrefix(strings.ToLower(url), "file:"):

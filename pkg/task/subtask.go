@@ -64,6 +64,9 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 	if out.VM.Session != "" {
 		refuse("vm.session", "leave vm.session out", "a subtask has a VM of its own")
 	}
+	if out.VM.Workspace != "" {
+		refuse("vm.workspace", "leave vm.workspace out", "a subtask has no workspace")
+	}
 	if p := out.VM.Profile; p != "" && p != r.profile {
 		refuse("vm.profile", "leave vm.profile out", "a subtask has the profile of its parent, %q", r.profile)
 	}

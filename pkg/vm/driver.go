@@ -173,6 +173,37 @@ type Saver interface {
 	Save(ctx context.Context, name, dir string, p Progress) error
 }
 
+// DataDisks is a Driver that keeps disks which belong to no VM. A VM can have one of them besides its
+// own. All methods may be repeated after the process died inside them; for one disk the caller
+// serialises.
+type DataDisks interface {
+	// CreateDataDisk creates an empty disk. A disk of that name stays as it is.
+	CreateDataDisk(ctx context.Context, name string, size int64) error
+
+	// GrowDataDisk makes a disk larger that no running VM has. A disk of that size stays as it is; a
+	// smaller size is an error.
+	GrowDataDisk(ctx context.Context, name string, size int64) error
+
+	// DeleteDataDisk deletes a disk. A missing one is a success. It is an error while a running VM has
+	// the disk.
+	DeleteDataDisk(ctx context.Context, name string) error
+
+	// InspectDataDisk returns ErrNotFound, wrapped, if no disk has that name.
+	InspectDataDisk(ctx context.Context, name string) (DataDisk, error)
+
+	// SetDataDisk gives a stopped VM the disk from its next start on, in the place of another one. An
+	// empty disk takes the VM's away. The start fails while another running VM has the disk.
+	SetDataDisk(ctx context.Context, name, disk string) error
+}
+
+// DataDisk describes a disk that belongs to no VM.
+type DataDisk struct {
+	Size int64  // bytes, as a guest sees it
+	Used int64  // bytes on the host
+	Path string // directory or file on the host
+	VM   string // the running VM that has it, "" if none has
+}
+
 // Checkpointer is a Driver that keeps states of its VMs. A checkpoint has an id that the caller
 // chose, matching [0-9a-z-]+, and belongs to one VM. All methods may be repeated after the process
 // died inside them.

@@ -124,9 +124,11 @@ func (h Harness) checkpoints(t *testing.T, d vm.Driver, ep vm.Endpoint, c *ssh.C
 	if got := output(t, c2, "cat ~/checkpoint; echo forked >~/checkpoint; sync"); got != "first" {
 		t.Errorf("file of the fork = %q, want first", got)
 	}
+	unplug := h.dataDisk(t, d, c2)
 	if err := d.Delete(t.Context(), forked); err != nil {
 		t.Errorf("Delete of the fork = %v, want nil", err)
 	}
+	unplug()
 	if got := output(t, c, "cat ~/checkpoint"); got != "first" {
 		t.Errorf("file after Delete of the fork = %q, want first", got)
 	}
@@ -156,6 +158,19 @@ func (h Harness) forked(t *testing.T, d vm.Driver, k vm.Checkpointer, parent vm.
 			t.Fatalf("Fork = %v, want nil", err)
 		}
 	}
+	if disks, ok := d.(vm.DataDisks); ok {
+		for range 2 { // the second calls change nothing
+			if err := disks.CreateDataDisk(t.Context(), dataDisk, dataDiskSize); err != nil {
+				t.Fatalf("CreateDataDisk = %v, want nil", err)
+			}
+			if err := disks.SetDataDisk(t.Context(), forked, dataDisk); err != nil {
+				t.Fatalf("SetDataDisk = %v, want nil", err)
+			}
+		}
+		if err := disks.SetDataDisk(t.Context(), alive, dataDisk); err == nil {
+			t.Error("SetDataDisk of a VM that runs = nil, want an error")
+		}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), h.Boot)
 	defer cancel()
 	ep, err := d.Start(ctx, forked, func(msg string) { t.Log(msg) })
@@ -166,4 +181,57 @@ func (h Harness) forked(t *testing.T, d vm.Driver, k vm.Checkpointer, parent vm.
 		t.Errorf("address of the fork = %s, the same as that of its parent", ep.Addr)
 	}
 	return h.dial(t, ep)
+}
+
+const (
+	dataDisk     = "vmtest"
+	dataDiskSize = 64 << 20
+)
+
+// dataDisk checks the disk that the forked VM has, and returns a function that checks it once that VM
+// is gone, and deletes it.
+func (h Harness) dataDisk(t *testing.T, d vm.Driver, c *ssh.Client) (unplug func()) {
+	t.Helper()
+	disks, ok := d.(vm.DataDisks)
+	if !ok {
+		return func() {}
+	}
+	if h.Real {
+		if got, want := output(t, c, "lsblk --bytes --noheadings --nodeps --output SIZE | grep -cx ' *"+strconv.Itoa(dataDiskSize)+"'"), "1"; got != want {
+			t.Errorf("disks of %d bytes in the guest = %s, want %s", dataDiskSize, got, want)
+		}
+	}
+	if is, err := disks.InspectDataDisk(t.Context(), dataDisk); err != nil || is.VM != forked || is.Size != dataDiskSize {
+		t.Errorf("InspectDataDisk = %+v, %v, want %d bytes in use by %s", is, err, dataDiskSize, forked)
+	}
+	for what, err := range map[string]error{
+		"GrowDataDisk":   disks.GrowDataDisk(t.Context(), dataDisk, 2*dataDiskSize),
+		"DeleteDataDisk": disks.DeleteDataDisk(t.Context(), dataDisk),
+	} {
+		if err == nil {
+			t.Errorf("%s of a disk in use = nil, want an error", what)
+		}
+	}
+	return func() {
+		t.Helper()
+		for range 2 { // the second call changes nothing
+			if err := disks.GrowDataDisk(t.Context(), dataDisk, 2*dataDiskSize); err != nil {
+				t.Errorf("GrowDataDisk = %v, want nil", err)
+			}
+		}
+		if err := disks.GrowDataDisk(t.Context(), dataDisk, dataDiskSize); err == nil {
+			t.Error("GrowDataDisk to a smaller size = nil, want an error")
+		}
+		if is, err := disks.InspectDataDisk(t.Context(), dataDisk); err != nil || is.VM != "" || is.Size != 2*dataDiskSize {
+			t.Errorf("InspectDataDisk = %+v, %v, want %d bytes in use by no VM", is, err, 2*dataDiskSize)
+		}
+		for range 2 {
+			if err := disks.DeleteDataDisk(t.Context(), dataDisk); err != nil {
+				t.Errorf("DeleteDataDisk = %v, want nil", err)
+			}
+		}
+		if _, err := disks.InspectDataDisk(t.Context(), dataDisk); !errors.Is(err, vm.ErrNotFound) {
+			t.Errorf("InspectDataDisk of a deleted disk = %v, want %v", err, vm.ErrNotFound)
+		}
+	}
 }

@@ -150,6 +150,7 @@ func (a *App) Engine(m *session.Manager) (ops.Engine, error) {
 	images, err := Images(a)
 	return ops.Engine{
 		Tasks: &task.Manager{Sessions: m}, Images: images, Log: slog.Default(), Redact: a.Redact, Preflight: a.preflight,
+		Driver: func() (vm.Driver, error) { return a.Driver(QuietLog()) },
 		Caller: ops.Caller{Name: Actor(), Scope: ops.Admin},
 	}, err
 }

@@ -150,6 +150,8 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 			}
 			return counts
 		}),
+		"workspace":    one(Workspaces(a)),
+		"size":         these("20GiB", "80GiB", "200GiB"),
 		"memory":       these("2GiB", "4GiB", "8GiB", "16GiB", "32GiB"),
 		"disk":         these("20GiB", "50GiB", "100GiB", "200GiB"),
 		"max-size":     these("1GiB", "4GiB", "16GiB"),
@@ -246,6 +248,21 @@ func Checkpoints(a *app.App) Lister {
 			if c.State == session.CheckpointComplete {
 				offer = append(offer, c.Name)
 			}
+		}
+		return offer
+	}
+}
+
+// Workspaces offers the workspaces.
+func Workspaces(a *app.App) Lister {
+	return func(cmd *cobra.Command, _ []string) (offer []string) {
+		m, err := a.PlainManager(cmd.Context())
+		if err != nil {
+			return nil
+		}
+		all, _ := session.Workspaces{Sessions: m}.List()
+		for _, ws := range all {
+			offer = append(offer, fmt.Sprintf("%s\t%v", ws.Name, config.Size(ws.Size)))
 		}
 		return offer
 	}

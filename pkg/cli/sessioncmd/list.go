@@ -62,6 +62,9 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 			note = "→ " + string(s.Desired)
 		}
 		note = strings.TrimSpace(s.LifetimeNote() + "  " + note)
+		if s.Workspace != "" {
+			note = strings.TrimSpace("workspace " + s.Workspace + "  " + note)
+		}
 		if s.Suspended {
 			note = strings.TrimSpace("suspended  " + note)
 		}

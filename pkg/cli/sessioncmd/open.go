@@ -38,6 +38,8 @@ type OpenOptions struct {
 	services    []string
 	New         bool   // create another session
 	label       string // of the new session; "" to choose one
+	workspace   string
+	trust       bool   // run what earlier sessions left in the workspace
 	detach      bool   // wait until the session is ready, and do not attach
 	noWait      bool   // create the session and its local tmux session, and do not attach
 	Client      string // the tmux client to switch; "" means the one that this process runs in
@@ -55,6 +57,8 @@ func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.Var(&o.resources.Disk, "disk", "disk of the VM, such as 50GiB (default as configured)")
 	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
 	f.StringArrayVar(&o.services, "host-service", nil, "`ADDRESS:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace that holds the checkout, at /work")
+	f.BoolVar(&o.trust, "trust-workspace", false, trustUsage)
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
 
@@ -202,7 +206,7 @@ func (o OpenOptions) resolve(ctx context.Context, h ops.Host, what string) (s se
 
 // session returns the options of the session.
 func (o OpenOptions) session() (options ops.SessionOptions, err error) {
-	options = ops.SessionOptions{Profile: o.profile, Resources: o.resources, Network: policy.Mode(o.network), WithChanges: o.withChanges}
+	options = ops.SessionOptions{Profile: o.profile, Resources: o.resources, Network: policy.Mode(o.network), WithChanges: o.withChanges, Workspace: o.workspace, Trust: o.trust}
 	switch options.Network {
 	case "", policy.Isolated, policy.Allowlist, policy.Open:
 	default:

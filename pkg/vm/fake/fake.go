@@ -28,7 +28,7 @@
 //	 "kill_self_at": "start:before"}
 //
 // The operations are create, start, stop, delete, inspect, list, check, export, save,
-// checkpoint, suspend, restore, fork, wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
+// checkpoint, suspend, restore, fork, disk (a change of a data disk), wake (the first start of a fork or of a restored VM) and connect (a connection to sshd, which is
 // accepted, and then stalls or is closed). Each has error, code, hint, stall, match
 // (part of the VM's name), after (skip the first N times since the file changed) and
 // count (only N times), and panic (of the kernel, before it did anything). Two more are
@@ -195,6 +195,11 @@ func (d *Driver) Start(ctx context.Context, name string, p vm.Progress) (vm.Endp
 		}
 		if err := d.wake(ctx, m, s); err != nil {
 			return fmt.Errorf("start %s: %w", name, err)
+		}
+		if !m.running() {
+			if err := d.plugDataDisk(ctx, m); err != nil {
+				return fmt.Errorf("start %s: %w", name, err)
+			}
 		}
 		ep, err = d.boot(ctx, m)
 		if err != nil {

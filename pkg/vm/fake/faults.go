@@ -50,6 +50,7 @@ type script struct {
 	Save       fault  `json:"save"`
 	Wake       fault  `json:"wake"`
 	Checkpoint fault  `json:"checkpoint"`
+	Disk       fault  `json:"disk"`
 	Suspend    fault  `json:"suspend"`
 	Restore    fault  `json:"restore"`
 	Fork       fault  `json:"fork"`
@@ -60,7 +61,7 @@ func (s script) op(name string) fault {
 	return map[string]fault{
 		"create": s.Create, "start": s.Start, "stop": s.Stop, "delete": s.Delete, "inspect": s.Inspect,
 		"list": s.List, "check": s.Check, "accel": s.Accel, "ready": s.Ready, "exec": s.Exec, "connect": s.Connect,
-		"export": s.Export, "save": s.Save, "wake": s.Wake, "checkpoint": s.Checkpoint, "suspend": s.Suspend, "restore": s.Restore, "fork": s.Fork,
+		"export": s.Export, "save": s.Save, "wake": s.Wake, "checkpoint": s.Checkpoint, "disk": s.Disk, "suspend": s.Suspend, "restore": s.Restore, "fork": s.Fork,
 	}[name]
 }
 

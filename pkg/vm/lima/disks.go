@@ -43,7 +43,7 @@ func (d *Driver) prepare(ctx context.Context, name, dir string, m meta, p vm.Pro
 	if err := checkSealed(inst, d.home); err != nil {
 		return err
 	}
-	if err := checkExternalNet(inst, m.ExternalNet); err != nil {
+	if err := errors.Join(checkExternalNet(inst, m.ExternalNet), d.checkDataDisks(inst.Config)); err != nil {
 		return err
 	}
 	done := filepath.Join(dir, disksFile)
