@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -144,7 +145,17 @@ var (
 		if err := e.Preflight(ctx); err != nil {
 			return SessionAnswer{}, err
 		}
+		if old, held, err := e.workspaces().Holder(ctx, r.Name); err != nil {
+			return SessionAnswer{}, err
+		} else if held {
+			if tasks, err := e.Tasks.In(ctx, old.ID); err != nil {
+				return SessionAnswer{}, err
+			} else if len(tasks) > 0 {
+				return SessionAnswer{}, fail.New(fail.Conflict, "task %s runs in session %s", tasks[0].ID, old.Name).WithHint("agent-sessionizer task cancel --wait %s", tasks[0].ID)
+			}
+		}
 		s, notices, err := e.workspaces().Rebind(ctx, r.Name, r.Body.Profile, r.Body.Trust)
+		err = errors.Join(err, e.schedule(ctx)) // subtasks of the old session end with it
 		return SessionAnswer{View: s.View(), Created: err == nil, Notices: notices}, err
 	}}
 

@@ -63,7 +63,8 @@ func Push(ctx context.Context, g Guest, src Source, dst Checkout, p Progress) (B
 	}
 	base := found.base
 	if !found.done {
-		if base, err = transfer(ctx, g, src, dir, p); err != nil {
+		finish := func(tmp string) error { return run(ctx, g, command(finishScript, tmp, dir)) }
+		if base, err = transfer(ctx, g, src, dir, finish, p); err != nil {
 			return Base{}, err
 		}
 	}
@@ -129,7 +130,8 @@ type origin struct {
 	shallow string
 }
 
-func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) (Base, error) {
+// transfer creates a checkout of src beside dir, which finish moves there.
+func transfer(ctx context.Context, g Guest, src Source, dir string, finish func(tmp string) error, p Progress) (Base, error) {
 	o, err := examine(ctx, src)
 	if err != nil {
 		return Base{}, err
@@ -154,7 +156,7 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, p Progress) 
 			return Base{}, fmt.Errorf("copy the uncommitted changes into the guest: %w", err)
 		}
 	}
-	if err := run(ctx, g, command(finishScript, tmp, dir)); err != nil {
+	if err := finish(tmp); err != nil {
 		return Base{}, fmt.Errorf("finish the checkout in the guest: %w", err)
 	}
 	return Base{Commit: o.commit, Branch: o.branch}, nil
@@ -381,7 +383,18 @@ func guestError(err error, stderr *tailBuffer) error {
 // extras fetches submodules and LFS objects from inside the guest. A failure is
 // only a warning.
 func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
-	var warnings []string
+	warnings, err := reported(ctx, g, command(extrasScript, dir, strconv.Itoa(int(extrasTime.Seconds()))), p)
+	if err != nil && ctx.Err() == nil {
+		warnings = append(warnings, "submodules and LFS objects could not be fetched: "+clip(err.Error()))
+	}
+	for _, w := range warnings {
+		p.report("warning: %s", w)
+	}
+	return warnings
+}
+
+// reported runs a command in the guest that prints "step TEXT" and "warning TEXT", and returns the warnings.
+func reported(ctx context.Context, g Guest, line string, p Progress) (warnings []string, err error) {
 	out := &lineWriter{each: func(s string) {
 		kind, text, _ := strings.Cut(s, " ")
 		switch text = clip(text); kind {
@@ -391,14 +404,9 @@ func extras(ctx context.Context, g Guest, dir string, p Progress) []string {
 			warnings = append(warnings, text)
 		}
 	}}
-	line := command(extrasScript, dir, strconv.Itoa(int(extrasTime.Seconds())))
-	if err := g.Run(ctx, line, ssh.IO{Stdout: out}); err != nil && ctx.Err() == nil {
-		warnings = append(warnings, "submodules and LFS objects could not be fetched: "+clip(err.Error()))
-	}
-	for _, w := range warnings {
-		p.report("warning: %s", w)
-	}
-	return warnings
+	stderr := &tailBuffer{keep: maxText}
+	err = guestError(g.Run(ctx, line, ssh.IO{Stdout: out, Stderr: stderr}), stderr)
+	return warnings, err
 }
 
 // lineWriter passes on the first lines of its input, each cut to a bound.

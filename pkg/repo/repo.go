@@ -63,6 +63,8 @@ var (
 	checkoutScript string
 	//go:embed guest/dirty.sh
 	dirtyScript string
+	//go:embed guest/reclone.sh
+	recloneScript string
 	//go:embed guest/finish.sh
 	finishScript string
 	//go:embed guest/extras.sh

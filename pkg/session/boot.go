@@ -115,14 +115,17 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 		return err == booting, err //nolint:errorlint // which of them came first
 	}
 	gst := guestclient.Guest{SSH: conn, Root: s.Status.Root}
-	setAside, err := b.mountWorkspace(ctx, s, conn)
-	if err != nil {
+	if err := b.mountWorkspace(ctx, s, conn); err != nil {
 		return true, err
 	}
 	needsSetup := len(from.plan.Steps) > 0 && (s.isUntouched() || was.Phase != Ready && !s.Status.Resumed)
+	if needsSetup && s.Spec.Workspace != "" && s.Status.SetAside != "" {
+		b.w.warn(ctx, s.ID, "", "the repository's setup is skipped, because it would run in files that an earlier session left")
+		needsSetup = false
+	}
 	if s.Status.Base == nil {
 		read := func() error { return b.w.guestSetup().readProject(ctx, s, conn, from) }
-		if s.Status.FromSetup != nil { // the guest has a checkout of another commit
+		if s.Status.FromSetup != nil || s.Spec.Workspace != "" && s.Status.SetAside != "" { // the guest has a checkout of another commit, or none
 			read = func() error { return b.w.guestSetup().storeProject(ctx, s, from.project) }
 		}
 		if err := read(); err != nil {
@@ -138,10 +141,8 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isUntouched()); err != nil {
 		return true, err
 	}
-	if setAside {
-		if err := b.restoreSettings(ctx, *s, conn, from.source.Commit); err != nil {
-			return true, err
-		}
+	if err := b.endSetAside(ctx, *s); err != nil {
+		return true, err
 	}
 	if needsSetup {
 		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan, was.Status.From == ""); err != nil {

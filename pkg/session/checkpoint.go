@@ -113,6 +113,12 @@ func (f *Status) countCheckpoints() (n int) {
 	return n
 }
 
+// hasSavedState reports whether the session can return to an earlier state.
+func (f *Status) hasSavedState() bool {
+	kept := func(c storedCheckpoint) bool { return !c.Remove }
+	return slices.ContainsFunc(f.Checkpoints, kept) || f.Resumes != "" || f.Suspend != "" || f.Restore != nil
+}
+
 // addCheckpoint adds a pending checkpoint. One with that name is removed.
 func (f *Status) addCheckpoint(name, id, by string) *storedCheckpoint {
 	if was := f.checkpoint(name); was != nil {
@@ -173,8 +179,8 @@ func (o Checkpoints) create(ctx context.Context, s Session, id, name string, tem
 		if phase != Ready {
 			return fail.New(fail.Conflict, "session %s is %s, not ready", s.Name, phase).WithHint("agent-sessionizer start %s", s.Name)
 		}
-		if err := s.noMemory(); err != nil {
-			return err
+		if f.Workspace != "" {
+			return noMemory(s.Name, f.Workspace)
 		}
 		for n := 1; name == ""; n++ {
 			if f.checkpoint(strconv.Itoa(n)) == nil {
@@ -246,6 +252,8 @@ func (o Checkpoints) Restore(ctx context.Context, s Session, name string) (Sessi
 			return fail.New(fail.Conflict, "checkpoint %s of session %s is %s", name, s.Name, c.State).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		case f.Restore != nil:
 			return fail.New(fail.Conflict, "checkpoint %s is being restored", f.Restore.Name).WithHint("agent-sessionizer logs %s", s.Name)
+		case f.Workspace != "":
+			return noMemory(s.Name, f.Workspace)
 		}
 		f.Restore, f.RestoreError = &restoreRequest{Name: name, ID: c.ID, Current: ids.Hex(6)}, nil
 		f.RequestedBy = o.Sessions.requestedBy(ctx)
@@ -641,7 +649,10 @@ func (k checkpointer) endRestore(ctx context.Context, s Session, result func(*St
 func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) {
 	err := k.w.step(ctx, s.ID, "suspend the VM", func(ctx context.Context, p vm.Progress) error {
 		d, err := k.driver()
-		if err = errors.Join(err, s.noMemory()); err != nil {
+		if err == nil && s.Status.Workspace != "" {
+			err = noMemory(s.Name, s.Status.Workspace)
+		}
+		if err != nil {
 			return err
 		}
 		m, err := k.w.Driver.Inspect(ctx, s.VM())
@@ -672,13 +683,9 @@ func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) 
 	return s, s.Status.Suspend
 }
 
-// noMemory returns an error if the memory of s must not be saved: it would not match its workspace,
-// which is a disk of its own.
-func (s Session) noMemory() error {
-	if s.Status.Workspace == "" {
-		return nil
-	}
-	return fail.New(fail.Conflict, "the state of session %s cannot be saved, because workspace %s would not be part of it", s.Name, s.Status.Workspace)
+// noMemory is the error of saving or restoring the state of a session that has a workspace.
+func noMemory(name, workspace string) error {
+	return fail.New(fail.Conflict, "the state of session %s cannot be saved or restored, because workspace %s is not part of it", name, workspace)
 }
 
 // bootFromDisk prepares a VM to boot from its disk because its memory cannot be resumed.

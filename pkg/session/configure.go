@@ -224,11 +224,17 @@ func (gs guestSetup) provision(ctx context.Context, s *Session, g guestclient.Gu
 func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
 	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
-		put := repo.Push
-		if s.Status.FromSetup != nil {
-			put = repo.UpdateCheckout
+		var base repo.Base
+		var err error
+		switch {
+		case s.Status.FromSetup != nil:
+			base, err = repo.UpdateCheckout(ctx, g.SSH, src, to, repo.Progress(p))
+		case s.Spec.Workspace != "" && s.Status.SetAside != "":
+			old := path.Join(s.Status.Root+WorkDir, s.Status.SetAside, "git")
+			base, err = repo.Reclone(ctx, g.SSH, src, to, old, settingsNames, repo.Progress(p))
+		default:
+			base, err = repo.Push(ctx, g.SSH, src, to, repo.Progress(p))
 		}
-		base, err := put(ctx, g.SSH, src, to, repo.Progress(p))
 		if err != nil {
 			return err
 		}

@@ -80,6 +80,9 @@ func (m *Manager) Open(ctx context.Context, r Request) (s Session, created bool,
 			return Session{}, false, nil, err
 		}
 		defer lock.Unlock()
+		if _, err := (Workspaces{m}).Get(r.Workspace); err != nil { // it may have been deleted since
+			return Session{}, false, nil, err
+		}
 	}
 	row, created, err := m.insert(ctx, asked, spec, status, r.labels(), cmp.Or(r.Label, r.Repo.Branch))
 	if err != nil {
@@ -173,6 +176,9 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from.String(), Arch()); err != nil {
 			return Spec{}, nil, err
 		}
+	}
+	if r.TrustWorkspace && r.Workspace == "" {
+		return Spec{}, nil, fail.New(fail.Usage, "trust_workspace needs a workspace").WithHint("agent-sessionizer open REPO --workspace NAME --trust-workspace")
 	}
 	if r.Workspace != "" {
 		ws, err := Workspaces{m}.Get(r.Workspace)

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -11,8 +12,10 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -30,9 +33,13 @@ var (
 	mountScript string
 	//go:embed guest/setaside.sh
 	setAsideScript string
-	//go:embed guest/restoresettings.sh
-	restoreSettingsScript string
 )
+
+// settingsNames are files and directories that programs of developers read without being asked.
+var settingsNames = []string{
+	".envrc", ".mcp.json", ".claude", ".codex", ".gemini", ".cursor", ".opencode", ".vscode", ".lazygit.yml",
+	"CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", "AGENTS.override.md", "GEMINI.md",
+}
 
 // plugWorkspace gives the session's VM, which is not running, the disk of the session's workspace.
 func (b booter) plugWorkspace(ctx context.Context, s *Session) error {
@@ -40,7 +47,8 @@ func (b booter) plugWorkspace(ctx context.Context, s *Session) error {
 	if name == "" && s.Status.Disk == "" {
 		return nil
 	}
-	if m, err := b.w.Driver.Inspect(ctx, s.VM()); err != nil || m.State == vm.Running {
+	m, err := b.w.Driver.Inspect(ctx, s.VM())
+	if err != nil || m.State == vm.Running {
 		return err
 	}
 	disks, err := dataDisks(b.w.Driver)
@@ -48,22 +56,13 @@ func (b booter) plugWorkspace(ctx context.Context, s *Session) error {
 		return err
 	}
 	if name != "" {
-		ws, err := Workspaces{b.w.Sessions}.Get(name)
-		if err != nil {
-			return err
-		}
-		_, err = disks.InspectDataDisk(ctx, name)
-		switch {
-		case errors.Is(err, vm.ErrNotFound) && ws.Formatted:
-			return fail.New(fail.NotFound, "the disk of workspace %s is missing: %w", name, err)
-		case errors.Is(err, vm.ErrNotFound):
-			err = disks.CreateDataDisk(ctx, name, ws.Size)
-		case err == nil:
-			err = disks.GrowDataDisk(ctx, name, ws.Size)
-		}
-		if err != nil {
+		if err := b.prepareWorkspace(ctx, s, disks, m.Root == ""); err != nil {
 			return fmt.Errorf("prepare workspace %s: %w", name, err)
 		}
+	}
+	// Before the VM has the disk, so that it is taken away later.
+	if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Disk = cmp.Or(name, f.Disk) }); err != nil {
+		return err
 	}
 	if err := disks.SetDataDisk(ctx, s.VM(), name); err != nil {
 		return fmt.Errorf("attach workspace %s: %w", name, err)
@@ -72,14 +71,53 @@ func (b booter) plugWorkspace(ctx context.Context, s *Session) error {
 	return err
 }
 
+// prepareWorkspace makes the disk of the session's workspace, or makes it larger, and records that the
+// session can write to it from now on.
+//
+// machine is false for a VM that is a directory of this host.
+func (b booter) prepareWorkspace(ctx context.Context, s *Session, disks vm.DataDisks, machine bool) error {
+	all := Workspaces{b.w.Sessions}
+	lock, err := all.lock(ctx, s.Status.Workspace)
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock()
+	ws, err := all.Get(s.Status.Workspace)
+	if err != nil {
+		return err
+	}
+	_, err = disks.InspectDataDisk(ctx, ws.Name)
+	switch {
+	case errors.Is(err, vm.ErrNotFound) && ws.Formatted:
+		return fail.New(fail.NotFound, "its disk is missing: %w", err)
+	case errors.Is(err, vm.ErrNotFound):
+		err = disks.CreateDataDisk(ctx, ws.Name, ws.Size)
+	case err == nil:
+		err = disks.GrowDataDisk(ctx, ws.Name, ws.Size)
+	}
+	if err != nil {
+		return err
+	}
+	ws.Hostile = ws.Hostile || ws.Writer != "" && ws.Writer != s.ID
+	ws.Writer = s.ID
+	if ws.Hostile && machine && s.origin() == golden.FromGeneric { // its boot looks for settings on all disks
+		return fail.New(fail.Conflict, "an earlier session used it, so it needs a VM made from a golden image").WithHint("agent-sessionizer image build")
+	}
+	if err := all.write(ws); err != nil || !ws.Hostile || s.Status.TrustWorkspace || s.Status.SetAside != "" {
+		return err
+	}
+	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.SetAside = ".set-aside-" + ids.New() })
+	return err
+}
+
 // mountWorkspace mounts the session's workspace. Unless the user trusts the workspace, it sets aside what
-// an earlier session left there to be run, and returns whether it did.
-func (b booter) mountWorkspace(ctx context.Context, s *Session, conn *ssh.Client) (setAside bool, err error) {
+// an earlier session left there to be run.
+func (b booter) mountWorkspace(ctx context.Context, s *Session, conn *ssh.Client) error {
 	name := s.Status.Workspace
 	if name == "" {
-		return false, nil
+		return nil
 	}
-	err = b.w.step(ctx, s.ID, "mount the workspace", func(ctx context.Context, p vm.Progress) error {
+	return b.w.step(ctx, s.ID, "mount the workspace", func(ctx context.Context, p vm.Progress) error {
 		all := Workspaces{b.w.Sessions}
 		lock, err := all.lock(ctx, name)
 		if err != nil {
@@ -90,60 +128,88 @@ func (b booter) mountWorkspace(ctx context.Context, s *Session, conn *ssh.Client
 		if err != nil {
 			return err
 		}
+		checkedOut := ""
 		if s.Spec.Workspace != "" {
+			checkedOut = path.Base(s.Repo)
 			if err := ws.checkCheckout(s.Spec.Repo); err != nil {
 				return err
 			}
 			if ws.Checkouts == nil {
 				ws.Checkouts = map[string]string{}
 			}
-			ws.Checkouts[path.Base(s.Repo)] = s.RepoKey
+			ws.Checkouts[checkedOut] = s.RepoKey
 		}
 		limited, cancel := context.WithTimeoutCause(ctx, mountTimeout, fail.New(fail.Timeout, "the guest did not mount workspace %s within %v", name, mountTimeout))
 		defer cancel()
 		if ownTools(s) {
-			if _, err := inGuest(limited, conn, "sudo", "sh", "-c", mountScript, "sh", ws.FileSystem, fmt.Sprint(ws.Size), fmt.Sprint(ws.Formatted), guestclient.User); err != nil {
+			disks, err := dataDisks(b.w.Driver)
+			if err != nil {
+				return err
+			}
+			disk, err := disks.InspectDataDisk(ctx, name)
+			if err != nil {
+				return err
+			}
+			if _, err := inGuest(limited, conn, "sudo", "sh", "-c", mountScript, "sh", ws.FileSystem, fmt.Sprint(disk.Size), fmt.Sprint(ws.Formatted), guestclient.User); err != nil {
 				return fmt.Errorf("mount workspace %s: %w", name, err)
 			}
 		}
-		if ws.Writer != "" && ws.Writer != s.ID && !s.Status.TrustWorkspace {
+		ws.Formatted = true
+		done := checkedOut != "" && s.Status.Base != nil // the checkout has been replaced, too
+		if ws.Hostile && !s.Status.TrustWorkspace && !done {
 			p("setting aside hooks and settings of an earlier session")
-			setAside = true
-			list, err := inGuest(limited, conn, "sudo", "bash", "-c", setAsideScript, "bash", s.Status.Root+WorkDir, time.Now().UTC().Format("20060102T150405Z"))
-			if err != nil {
+			if err := b.setAside(limited, *s, conn, checkedOut); err != nil {
 				return fmt.Errorf("set aside hooks and settings in workspace %s: %w", name, err)
 			}
-			b.warnSetAside(ctx, *s, list)
+			done = checkedOut == ""
 		}
-		ws.Formatted, ws.Writer = true, s.ID
+		ws.Hostile = ws.Hostile && !done && !s.Status.TrustWorkspace
 		return all.write(ws)
 	})
-	return setAside, err
 }
 
-func (b booter) warnSetAside(ctx context.Context, s Session, list string) {
+func (b booter) setAside(ctx context.Context, s Session, conn *ssh.Client, checkedOut string) error {
+	argv := append([]string{"sudo", "bash", "-c", setAsideScript, "bash", s.Status.Root + WorkDir, s.Status.SetAside, checkedOut}, settingsNames...)
+	list, err := inGuest(ctx, conn, argv...)
+	if err == nil && ownTools(&s) {
+		// Without this, a directory that looks like a bare repository is one.
+		_, err = inGuest(ctx, conn, "sudo", "git", "config", "--system", "safe.bareRepository", "explicit")
+	}
+	if err != nil {
+		return err
+	}
 	var paths []string
 	for line := range strings.Lines(list) {
-		paths = append(paths, guestproto.Clean(strings.TrimSpace(line)))
+		paths = append(paths, strings.TrimPrefix(guestproto.Clean(strings.TrimSpace(line)), "./"))
 	}
 	if len(paths) == 0 {
-		return
+		return nil
 	}
 	more := ""
 	if n := len(paths) - shownSetAside; n > 0 {
 		paths, more = paths[:shownSetAside], fmt.Sprintf(" and %d more", n)
 	}
-	b.w.warn(ctx, s.ID, "", "moved to %s/.set-aside, because an earlier session could have changed them: %s%s", WorkDir, strings.Join(paths, ", "), more)
+	b.w.warn(ctx, s.ID, "", "moved to %s/%s, because an earlier session could have changed them: %s%s", WorkDir, s.Status.SetAside, strings.Join(paths, ", "), more)
+	return nil
 }
 
-// restoreSettings writes the settings of agents in the checkout as they are in the commit that the host
-// knows.
-func (b booter) restoreSettings(ctx context.Context, s Session, conn *ssh.Client, commit string) error {
-	if s.Spec.Workspace == "" || commit == "" {
-		return nil // the checkout is not in the workspace, or was not made now
+// endSetAside records that nothing of an earlier session is left that could be run.
+func (b booter) endSetAside(ctx context.Context, s Session) error {
+	if s.Status.SetAside == "" || s.Spec.Workspace == "" {
+		return nil
 	}
-	_, err := inGuest(ctx, conn, "bash", "-c", restoreSettingsScript, "bash", s.Status.Dir, commit)
-	return err
+	all := Workspaces{b.w.Sessions}
+	lock, err := all.lock(ctx, s.Status.Workspace)
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock()
+	ws, err := all.Get(s.Status.Workspace)
+	if err != nil || !ws.Hostile {
+		return err
+	}
+	ws.Hostile = false
+	return all.write(ws)
 }
 
 // inGuest runs a command in the guest and returns the beginning of its output. The error has the

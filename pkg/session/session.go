@@ -188,6 +188,7 @@ type Status struct {
 	Workspace      string               `json:"workspace,omitempty"`       // that the session has
 	TrustWorkspace bool                 `json:"trust_workspace,omitempty"` // run what earlier sessions left in it
 	Disk           string               `json:"disk,omitempty"`            // the workspace whose disk the VM has
+	SetAside       string               `json:"set_aside,omitempty"`       // directory in the workspace that has what an earlier session left to be run
 	SetupPlan      *setupPlan           `json:"setup_plan,omitempty"`
 	Setup          []SetupOutcome       `json:"setup,omitempty"`
 	FromSetup      *ForkOf              `json:"from_setup,omitempty"`    // the saved setup that the VM is a fork of

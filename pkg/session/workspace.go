@@ -53,9 +53,10 @@ type Workspace struct {
 	FileSystem string `json:"file_system"`
 	Formatted  bool   `json:"formatted,omitempty"`
 
-	// Writer is the id of the session that last used the disk. For another one, its content is
-	// hostile.
-	Writer string `json:"writer,omitempty"`
+	// Writer is the id of the session whose VM last had the disk. Hostile is whether an earlier one had
+	// it, and what that one left to be run has not been set aside.
+	Writer  string `json:"writer,omitempty"`
+	Hostile bool   `json:"hostile,omitempty"`
 
 	// Checkouts are the repositories that have a checkout in it, by the directory.
 	Checkouts map[string]string `json:"checkouts,omitempty"`
@@ -223,8 +224,8 @@ func (w Workspaces) Attach(ctx context.Context, name string, s Session, trust bo
 		if f.Workspace != "" {
 			return fail.New(fail.Conflict, "session %s has workspace %s", s.Name, f.Workspace).WithHint("agent-sessionizer workspace detach %s", f.Workspace)
 		}
-		if f.countCheckpoints() > 0 {
-			return fail.New(fail.Conflict, "session %s has checkpoints, which do not contain a workspace", s.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
+		if f.hasSavedState() || s.Spec.Fork != nil && !f.WasReady {
+			return fail.New(fail.Conflict, "session %s has checkpoints or is suspended, and a workspace would not match that state", s.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
 		f.Workspace, f.TrustWorkspace = name, trust
 		return nil
@@ -371,7 +372,12 @@ func (w Workspaces) Rebind(ctx context.Context, name, profile string, trust bool
 			return s, nil, err
 		}
 	}
-	s, _, notices, err = w.Sessions.Open(ctx, r)
+	if s, _, notices, err = w.Sessions.Open(ctx, r); err == nil && s.Status.Workspace != name { // somebody else was faster
+		err = fail.New(fail.Conflict, "session %s was created meanwhile, without workspace %s", s.Name, name)
+	}
+	if err != nil && fail.HintOf(err) == "" {
+		err = fail.New(fail.CodeOf(err), "session %s is gone, and the new one was not created: %w", old.Name, err).WithHint("agent-sessionizer open %s --workspace %s", old.Repo, name)
+	}
 	return s, notices, err
 }
 

@@ -21,7 +21,14 @@ if ! mountpoint -q /work; then
 		fi
 		mkfs.ext4 -q -m 0 -L work -U "$id" "$disk"
 	fi
-	e2fsck -p "$disk" >&2 || [ $? = 1 ] # errors that it has corrected
+	repair() { e2fsck "$1" "$disk" >&2 || [ $? -le 2 ]; } # it has corrected all errors
+	if ! repair -p; then
+		if [ "$formatted" = true ]; then
+			repair -y
+		else # mkfs was interrupted
+			mkfs.ext4 -q -F -m 0 -L work -U "$id" "$disk"
+		fi
+	fi
 	mkdir -p /work
 	mount -t ext4 -o nosuid,nodev,noatime "$disk" /work
 fi

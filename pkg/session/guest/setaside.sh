@@ -1,35 +1,41 @@
-# Moves what programs in WORK would run without being asked to WORK/.set-aside/TIME, and prints each path:
-# git hooks, settings of git that name programs, and settings of agents and direnv.
-# Usage: WORK TIME
-set -eu
+# Moves what programs in WORK would run without being asked to WORK/ASIDE, and prints each path: git
+# directories and what has one of NAMES. The git directory of CHECKOUT ("" for none) becomes ASIDE/git.
+# Nothing else has access to WORK yet. It may be repeated.
+# Usage: WORK ASIDE CHECKOUT NAMES...
+set -euo pipefail
 cd -- "$1"
-to=.set-aside/$2
-aside() {
-	[ -e "$1" ] || [ -L "$1" ] || return 0
-	mkdir -p -- "$to/$(dirname -- "$1")"
-	mv -T -- "$1" "$to/$1"
-	printf '%s\n' "$1"
-}
-list() { find . -xdev -path ./.set-aside -prune -o "$@" -print0; }
-list -type f -name HEAD | while IFS= read -r -d '' head; do
-	git=${head%/HEAD}
-	[ -e "$git/objects" ] || [ -e "$git/commondir" ] || continue
-	aside "$git/hooks"
-	aside "$git/config.worktree"
-	aside "$git/info/attributes"
-	[ -e "$git/config" ] || [ -L "$git/config" ] || continue
-	aside "$git/config"
-	# Only these settings come back; they name no program.
-	git config --file "$to/$git/config" --no-includes --null --list 2>/dev/null | while IFS= read -r -d '' setting; do
-		name=${setting%%$'\n'*} value=${setting#*$'\n'}
-		case $name in
-		core.repositoryformatversion | core.bare | core.filemode | extensions.objectformat | branch.*.remote | branch.*.merge | remote.*.fetch | user.name | user.email) ;;
-		remote.*.url) [[ $value =~ ^(https?|ssh)://|^[A-Za-z0-9._-]+@[A-Za-z0-9.-]+: ]] || continue ;;
-		*) continue ;;
-		esac
-		git config --file "$git/config" --add "$name" "$value"
-	done
+export aside=$PWD/$2
+checkout=$3
+shift 3
+mkdir -p -m 700 -- "$aside" # its name is random, so that nothing can be there
+chown --reference=. -- "$aside"
+cat >"$aside/.move" <<'END'
+mv -T -- "$1" "$2" 2>/dev/null && exit
+chattr -i -a -- "$1" . # which stop a rename
+mv -T -- "$1" "$2"
+END
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+if [ -n "$checkout" ] && exists "$checkout" && { [ -L "$checkout" ] || [ ! -d "$checkout" ]; }; then
+	bash "$aside/.move" "$checkout" "$aside/checkout"
+	printf '%s\n' "$checkout"
+fi
+if [ -n "$checkout" ] && exists "$checkout/.git" && ! exists "$aside/git"; then
+	(cd -- "$checkout" && bash "$aside/.move" .git "$aside/git")
+	printf '%s\n' "$checkout/.git"
+fi
+done=
+if [ -n "$checkout" ] && exists "$checkout/.git"; then
+	done=./$checkout # a new repository has been put there since
+fi
+named=(-iname .git)
+for name; do
+	named+=(-o -iname "$name")
 done
-list \( -name .envrc -o -name .mcp.json -o -name .claude -o -name .codex -o -name .gemini -o -name .cursor -o -name .opencode -o -name .vscode \) -prune | while IFS= read -r -d '' path; do
-	aside "$path"
-done
+# -execdir, because a path can be longer than a command accepts. find ignores its failures.
+find . -xdev -path "./${aside##*/}" -prune -o -path "$done" -prune -o \( "${named[@]}" \) -prune -print \
+	-execdir bash -c 'to=$(mktemp -d -- "$aside/XXXXXXXX") && bash "$aside/.move" "$1" "$to/${1#./}" || : >"$aside/.failed"' bash {} \;
+if [ -e "$aside/.failed" ]; then
+	rm -- "$aside/.failed"
+	exit 1
+fi
+rm -- "$aside/.move"

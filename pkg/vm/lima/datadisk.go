@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/lima-vm/go-qcow2reader"
-	"github.com/lima-vm/go-qcow2reader/image/raw"
 	"github.com/lima-vm/lima/pkg/identifiers"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
@@ -57,7 +56,7 @@ func (d *Driver) CreateDataDisk(ctx context.Context, name string, size int64) er
 	if err := removeFile(tmp); err != nil {
 		return err
 	}
-	if vmType(hostArch()) == limayaml.VZ {
+	if rawDataDisks() {
 		f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err == nil {
 			err = errors.Join(f.Truncate(size), f.Close())
@@ -65,7 +64,7 @@ func (d *Driver) CreateDataDisk(ctx context.Context, name string, size int64) er
 		if err != nil {
 			return explainOS(err)
 		}
-	} else if err := qemuImg(ctx, "create", "-q", "-f", "qcow2", tmp, fmt.Sprint(size)); err != nil {
+	} else if err := errors.Join(qemuImg(ctx, "create", "-q", "-f", "qcow2", tmp, fmt.Sprint(size)), flush(tmp)); err != nil {
 		return err
 	}
 	return renameSynced(tmp, file)
@@ -85,9 +84,7 @@ func (d *Driver) GrowDataDisk(ctx context.Context, name string, size int64) erro
 		return nil
 	}
 	file := filepath.Join(is.Path, filenames.DataDisk)
-	if isRaw, err := isRawDisk(file); err != nil {
-		return err
-	} else if isRaw {
+	if rawDataDisks() {
 		return explainOS(os.Truncate(file, size))
 	}
 	return qemuImg(ctx, "resize", "-q", "-f", "qcow2", file, fmt.Sprint(size))
@@ -95,16 +92,12 @@ func (d *Driver) GrowDataDisk(ctx context.Context, name string, size int64) erro
 
 // DeleteDataDisk implements vm.DataDisks.
 func (d *Driver) DeleteDataDisk(ctx context.Context, name string) error {
-	is, err := d.InspectDataDisk(ctx, name)
-	if err == nil && is.VM != "" {
-		return fail.New(fail.Conflict, "VM %s has the disk %s", is.VM, name)
-	}
-	if err != nil && !errors.Is(err, vm.ErrNotFound) {
-		return err
-	}
 	dir, err := d.dataDiskDir(name)
 	if err != nil {
 		return err
+	}
+	if holder := d.diskHolder(ctx, dir); holder != "" {
+		return fail.New(fail.Conflict, "VM %s has the disk %s", holder, name)
 	}
 	return os.RemoveAll(dir)
 }
@@ -123,18 +116,40 @@ func (d *Driver) InspectDataDisk(ctx context.Context, name string) (vm.DataDisk,
 		return vm.DataDisk{}, err
 	}
 	defer f.Close()
-	img, err := qcow2reader.Open(f)
+	is := vm.DataDisk{Used: diskUsed(dir), Path: dir, VM: d.diskHolder(ctx, dir)}
+	if rawDataDisks() {
+		st, err := f.Stat()
+		if err == nil {
+			is.Size = st.Size()
+		}
+		return is, err
+	}
+	size, below, err := readDisk(f.Name())
+	if err == nil && below != "" {
+		err = errors.New("it has a backing file")
+	}
 	if err != nil {
 		return vm.DataDisk{}, fail.New(fail.Failure, "disk %s: %w", name, err)
 	}
-	is := vm.DataDisk{Size: img.Size(), Used: diskUsed(dir), Path: dir}
-	if holder, err := os.Readlink(filepath.Join(dir, filenames.InUseBy)); err == nil {
-		if m, err := d.Inspect(ctx, filepath.Base(holder)); err == nil && m.State == vm.Running {
-			is.VM = m.Name
-		}
-	}
+	is.Size = size
 	return is, nil
 }
+
+// diskHolder returns the running VM that has the data disk in dir, "" for none.
+func (d *Driver) diskHolder(ctx context.Context, dir string) string {
+	holder, err := os.Readlink(filepath.Join(dir, filenames.InUseBy))
+	if err != nil {
+		return ""
+	}
+	if m, err := d.Inspect(ctx, filepath.Base(holder)); err == nil && m.State == vm.Running {
+		return m.Name
+	}
+	return ""
+}
+
+// rawDataDisks reports whether data disks are raw. The guest wrote their first bytes, so that nothing may
+// look there for a format.
+func rawDataDisks() bool { return vmType(hostArch()) == limayaml.VZ }
 
 // SetDataDisk implements vm.DataDisks.
 func (d *Driver) SetDataDisk(ctx context.Context, name, disk string) error {
@@ -154,10 +169,16 @@ func (d *Driver) SetDataDisk(ctx context.Context, name, disk string) error {
 	if err != nil {
 		return err
 	}
-	disks := slices.DeleteFunc(slices.Clone(y.AdditionalDisks), func(is limayaml.Disk) bool { return strings.HasPrefix(is.Name, dataDiskPrefix) })
+	disks := withoutDataDisks(y.AdditionalDisks)
 	if disk != "" {
-		if _, err := d.InspectDataDisk(ctx, disk); err != nil {
+		is, err := d.InspectDataDisk(ctx, disk)
+		if err != nil {
 			return err
+		}
+		if is.VM == "" { // Lima keeps the lock of a VM that ended with its host
+			if err := removeFile(filepath.Join(is.Path, filenames.InUseBy)); err != nil {
+				return err
+			}
 		}
 		disks = append(disks, limayaml.Disk{Name: dataDiskPrefix + disk, Format: new(false)})
 	}
@@ -178,32 +199,46 @@ func (d *Driver) SetDataDisk(ctx context.Context, name, disk string) error {
 	return atomicfile.Write(file, b, 0o600)
 }
 
-// checkDataDisks returns an error if Lima would read one of the disks as an image that names other
+func withoutDataDisks(disks []limayaml.Disk) []limayaml.Disk {
+	return slices.DeleteFunc(slices.Clone(disks), func(is limayaml.Disk) bool { return strings.HasPrefix(is.Name, dataDiskPrefix) })
+}
+
+// imageMagics begin the image formats that Lima or its tools recognise, at an offset.
+var imageMagics = []struct {
+	offset int64
+	magic  string
+}{{0, "QFI\xfb"}, {0, "KDMV"}, {0, "COWD"}, {0, "vhdxfile"}, {0, "conectix"}, {0, "QED\x00"}, {0, "WithoutFreeSpace"}, {0, "WithouFreSpacExt"}, {0, "shdw"}, {64, "\x7f\x10\xda\xbe"}}
+
+// checkDataDisks returns an error if Lima would read one of the raw disks as an image that names other
 // files.
 func (d *Driver) checkDataDisks(y *limayaml.LimaYAML) error {
 	for _, is := range y.AdditionalDisks {
-		if !strings.HasPrefix(is.Name, dataDiskPrefix) {
+		if !strings.HasPrefix(is.Name, dataDiskPrefix) || *y.VMType != limayaml.VZ {
 			continue
 		}
 		file := filepath.Join(d.home, filenames.DisksDir, is.Name, filenames.DataDisk)
-		isRaw, err := isRawDisk(file)
-		if err != nil {
+		if err := checkRawDisk(file); err != nil {
 			return err
-		}
-		if !isRaw && *y.VMType == limayaml.VZ {
-			return fail.New(fail.Policy, "disk %s contains an image, which the guest wrote", file)
 		}
 	}
 	return nil
 }
 
-// isRawDisk reports whether a file is read as a raw disk.
-func isRawDisk(file string) (bool, error) {
+func checkRawDisk(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer f.Close()
-	img, err := qcow2reader.Open(f)
-	return err == nil && img.Type() == raw.Type, err
+	begin := make([]byte, 512)
+	n, err := f.ReadAt(begin, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	for _, m := range imageMagics {
+		if strings.HasPrefix(string(begin[min(m.offset, int64(n)):n]), m.magic) {
+			return fail.New(fail.Policy, "disk %s begins like an image, which the guest wrote", file)
+		}
+	}
+	return nil
 }

@@ -117,7 +117,7 @@ func forkYAML(parent string, s vm.Spec) ([]byte, error) {
 	if err := applyBootScript(y, s); err != nil {
 		return nil, err
 	}
-	y.User.Name, y.Networks = &s.User, nil
+	y.User.Name, y.Networks, y.AdditionalDisks = &s.User, nil, withoutDataDisks(y.AdditionalDisks)
 	seal(y)
 	if s.ExternalNet {
 		y.Networks = []limayaml.Network{{Lima: network(s.Name)}}
