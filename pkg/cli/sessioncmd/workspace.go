@@ -34,9 +34,9 @@ func NewWorkspaceCmd(a *app.App) *cobra.Command {
 		Long: `Manage workspaces. A workspace is a disk that outlives sessions. "open --workspace" puts
 the checkout of a new session into it, at /work. At most one session has a workspace.
 
-An earlier session may have been compromised. So git hooks, .envrc files and agents'
-settings in a workspace are moved to /work/.set-aside before the next session starts,
-unless you trust them.`,
+An earlier session may have been compromised. So git directories, .envrc files and
+agents' settings in a workspace are moved to /work/.set-aside-ID before anything runs in
+the next session, and the checkout is cloned again, unless you trust the workspace.`,
 		Example: `  agent-sessionizer workspace create scratch
   agent-sessionizer open owner/repo --workspace scratch
   agent-sessionizer workspace rebind scratch`,
