@@ -11,6 +11,7 @@ const (
 	EventFetch     = "fetch"                // FetchDone
 	EventQuestion  = "question"             // QuestionChange
 	EventLease     = "lease"                // LeaseRenewed
+	EventWorkspace = "workspace"            // WorkspaceChange
 	EventAttention = "attention"            // *Attention; limited in rate, so not every change of a guest has one
 )
 

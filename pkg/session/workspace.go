@@ -220,7 +220,7 @@ func (w Workspaces) Attach(ctx context.Context, name string, s Session, trust bo
 	if held {
 		return s, inUse(name, by)
 	}
-	s, err = w.change(ctx, s, func(f *Status) error {
+	s, err = w.change(ctx, s, name, func(f *Status) error {
 		if f.Workspace != "" {
 			return fail.New(fail.Conflict, "session %s has workspace %s", s.Name, f.Workspace).WithHint("agent-sessionizer workspace detach %s", f.Workspace)
 		}
@@ -228,6 +228,7 @@ func (w Workspaces) Attach(ctx context.Context, name string, s Session, trust bo
 			return fail.New(fail.Conflict, "session %s has checkpoints or is suspended, and a workspace would not match that state", s.Name).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
 		f.Workspace, f.TrustWorkspace = name, trust
+		f.SetAside = "" // sessions that had it since know that name
 		return nil
 	})
 	w.Sessions.auditWorkspace(ctx, audit.WorkspaceAttached, name, s, err)
@@ -248,7 +249,7 @@ func (w Workspaces) Detach(ctx context.Context, name string) error {
 	if err != nil || !held {
 		return err
 	}
-	_, err = w.change(ctx, s, func(f *Status) error {
+	_, err = w.change(ctx, s, name, func(f *Status) error {
 		if s.Spec.Workspace == name {
 			return fail.New(fail.Conflict, "the checkout of session %s is in workspace %s", s.Name, name).WithHint("agent-sessionizer workspace rebind %s", name)
 		}
@@ -259,15 +260,26 @@ func (w Workspaces) Detach(ctx context.Context, name string) error {
 	return err
 }
 
-// change changes the status of a stopped session.
-func (w Workspaces) change(ctx context.Context, s Session, f func(*Status) error) (Session, error) {
+// WorkspaceChange is the event of a workspace that a session got or lost.
+type WorkspaceChange struct {
+	Name     string `json:"name"`
+	Attached bool   `json:"attached"`
+	By       string `json:"by,omitempty"`
+}
+
+// change changes the status of a stopped session that gets or loses the workspace name.
+func (w Workspaces) change(ctx context.Context, s Session, name string, f func(*Status) error) (Session, error) {
 	return read(w.Sessions.Store.Update(ctx, s.ID, func(row *store.Session) (store.Event, error) {
 		if Phase(row.Phase) != Stopped || Phase(row.Desired) != Stopped {
 			return store.Event{}, fail.New(fail.Conflict, "session %s is %s, not stopped", row.Name, row.Phase).WithHint("agent-sessionizer stop %s", row.Name)
 		}
 		var refused error
-		err := change(row, func(status *Status) { refused = f(status) })
-		return store.Event{}, errors.Join(err, refused)
+		now := ""
+		err := change(row, func(status *Status) {
+			refused = f(status)
+			now = status.Workspace
+		})
+		return store.NewEvent(EventWorkspace, WorkspaceChange{Name: name, Attached: now == name, By: w.Sessions.Actor}), errors.Join(err, refused)
 	}))
 }
 
@@ -372,7 +384,7 @@ func (w Workspaces) Rebind(ctx context.Context, name, profile string, trust bool
 			return s, nil, err
 		}
 	}
-	if s, _, notices, err = w.Sessions.Open(ctx, r); err == nil && s.Status.Workspace != name { // somebody else was faster
+	if s, _, notices, err = w.Sessions.Open(ctx, r); err == nil && s.Status.Workspace != name {
 		err = fail.New(fail.Conflict, "session %s was created meanwhile, without workspace %s", s.Name, name)
 	}
 	if err != nil && fail.HintOf(err) == "" {

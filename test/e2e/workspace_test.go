@@ -27,12 +27,12 @@ func TestWorkspace(t *testing.T) {
 		echo touch /tmp/ran >.envrc
 		echo '{"hooks": {"SessionStart": [{"hooks": [{"type": "command", "command": "touch /tmp/ran"}]}]}}' >.claude/settings.json
 		sudo cp /bin/dash ./root && sudo chmod 4755 ./root
-		git init -q nested && cp .git/hooks/post-commit nested/.git/hooks/ && git -C nested config core.fsmonitor 'touch /tmp/ran #'
+		git init -q nested && mkdir -p nested/.git/hooks && cp .git/hooks/post-commit nested/.git/hooks/ && git -C nested config core.fsmonitor 'touch /tmp/ran #'
 		git commit -q --allow-empty -m mine; sync`)
 	b.kill(qemu) // the file system was mounted
 	b.Asz("workspace", "resize", "scratch", "2GiB")
 	two := strings.TrimSpace(b.Asz("workspace", "rebind", "scratch"))
-	got := b.MustIn(two, `cat notes .claude/settings.json; git log -1 --format=%s; df --output=size --block-size=1M /work | tail -1
+	got := b.MustIn(two, `cat notes .claude/settings.json; git log -1 --format=%s; df --output=size --block-size=1M /work | tail -1 | tr -d " "
 		git -C nested status --short; git commit -q --allow-empty -m again; ./root -p -c 'id -u'; ls /tmp/ran .envrc 2>&1 || :
 		find /work/.set-aside-* -name post-commit | wc -l`)
 	for _, want := range []string{"work\n{}\nmine\n19", "1000\n", "cannot access '/tmp/ran'", "cannot access '.envrc'", "\n2"} {

@@ -99,6 +99,13 @@ func TestSetupsUnderFaults(t *testing.T) {
 	killSessions(t, "a session with the result of a setup", map[string]int{"keeper": 60}, func(w *world, kill ...string) error { return w.setUp(nil, kill) })
 }
 
+// TestWorkspacesUnderFaults kills the keeper, and the command that rebinds, before and after each of
+// their writes to the store, while a session gets a workspace and is replaced by another one.
+func TestWorkspacesUnderFaults(t *testing.T) {
+	killSessions(t, "a session with a new workspace", map[string]int{"keeper": 60}, func(w *world, kill ...string) error { return w.rebind(kill, nil) })
+	killSessions(t, "a session with an earlier one's workspace", map[string]int{"workspace": 8, "keeper": 60}, func(w *world, kill ...string) error { return w.rebind(nil, kill) })
+}
+
 // killSessions calls live once for each write to the store, with an environment in which a process
 // is killed at that write.
 func killSessions(t *testing.T, what string, most map[string]int, live func(w *world, kill ...string) error) {
@@ -284,5 +291,54 @@ func (w *world) setUp(first, second []string) error {
 		return fmt.Errorf("sessions = %s, %w, want the second with the kept result", out, err)
 	}
 	_, err := w.run(nil, "sh", "-c", "agent-sessionizer destroy --force repo@first repo@second && agent-sessionizer prune --unused-for 0s")
+	return err
+}
+
+// rebind opens a session with its checkout in a workspace, and replaces it by another one, which has the
+// files and commits, and nothing that could run. first and second are in the environment of the commands
+// that open the sessions.
+func (w *world) rebind(first, second []string) error {
+	w.must("agent-sessionizer", "workspace", "create", "scratch", "--size", "1GiB")
+	deadline := time.Now().Add(patience)
+	until := func(what string, env []string, args ...string) error {
+		for ; ; env = nil {
+			out, err := w.run(env, args...)
+			if err == nil {
+				return nil
+			}
+			if time.Now().After(deadline) {
+				logs, _ := w.run(nil, "agent-sessionizer", "logs", "repo")
+				return fmt.Errorf("%s: %w: %s\n%s", what, err, out, logs)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	}
+	const open = "agent-sessionizer open -d --cpus 1 --memory 512M --disk 4G ./repo --workspace scratch"
+	if err := until("open", first, "sh", "-c", open); err != nil {
+		return err
+	}
+	const work = `git -c user.name=a -c user.email=a@b commit -q --allow-empty -m mine && echo work >notes && echo evil >.envrc && git config core.pager evil`
+	if err := until("work", nil, "agent-sessionizer", "exec", "repo", "--", "sh", "-c", work); err != nil {
+		return err
+	}
+	// A command that was interrupted may have destroyed the session or replaced it, so look at the result.
+	if err := until("rebind", second, "sh", "-c", `agent-sessionizer exec repo -- test ! -e .envrc || agent-sessionizer workspace rebind scratch || `+open+` && agent-sessionizer exec repo -- test ! -e .envrc`); err != nil {
+		return err
+	}
+	out, err := w.run(nil, "agent-sessionizer", "exec", "repo", "--", "sh", "-c", "cat notes; git log -1 --format=%s; git config core.pager; git status --short")
+	if want := "work\nmine\n?? notes\n"; err == nil && out != want {
+		err = fmt.Errorf("in the second session = %q, want %q", out, want)
+	}
+	if err != nil {
+		return err
+	}
+	out, err = w.run(nil, "agent-sessionizer", "list", "--json")
+	if err == nil && strings.Count(out, `"workspace": "scratch"`) != 1 {
+		err = fmt.Errorf("sessions = %s, want one with the workspace", out)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = w.run(nil, "sh", "-c", "agent-sessionizer destroy --force repo && agent-sessionizer workspace delete scratch")
 	return err
 }
