@@ -33,7 +33,7 @@ for name; do
 done
 # -execdir, because a path can be longer than a command accepts. find ignores its failures.
 find . -xdev -path "./${aside##*/}" -prune -o -path "$done" -prune -o \( "${named[@]}" \) -prune -print \
-	-execdir bash -c 'to=$(mktemp -d -- "$aside/XXXXXXXX") && bash "$aside/.move" "$1" "$to/${1#./}" || : >"$aside/.failed"' bash {} \;
+	-execdir bash -c 'to=$(mktemp -d -- "$aside/XXXXXXXX") && chown --reference="$aside" -- "$to" && bash "$aside/.move" "$1" "$to/${1#./}" || : >"$aside/.failed"' bash {} \;
 if [ -e "$aside/.failed" ]; then
 	rm -- "$aside/.failed"
 	exit 1
