@@ -683,7 +683,7 @@ func (k checkpointer) suspend(ctx context.Context, s Session) (Session, string) 
 	return s, s.Status.Suspend
 }
 
-// noMemory is the error of saving or restoring the state of a session that has a workspace.
+// noMemory returns the error of saving or restoring the state of a session that has a workspace.
 func noMemory(name, workspace string) error {
 	return fail.New(fail.Conflict, "the state of session %s cannot be saved or restored, because workspace %s is not part of it", name, workspace)
 }

@@ -52,7 +52,7 @@ func TestSetAside(t *testing.T) {
 		t.Errorf("directory behind a link: %v, want it to stay", err)
 	}
 
-	// A new clone is there, and the keeper died. Its settings stay.
+	// The keeper died after it had put a new clone there, whose settings stay.
 	shell(t, work, "mkdir -p repo/.git repo/.claude && echo new >repo/.git/config && echo evil >data/.envrc")
 	if said, err := setAsideIn(t, work); err != nil {
 		t.Fatalf("%v\n%s", err, said)
