@@ -250,6 +250,9 @@ func TestForksAtOnce(t *testing.T) {
 func TestForkKilled(t *testing.T) {
 	for name, what := range map[string]string{"keeper": "keeper", "host agent": "hostagent", "QEMU": qemu, "gateway": "gateway"} {
 		t.Run(name, func(t *testing.T) {
+			if name != "keeper" && name != "QEMU" {
+				long(t)
+			}
 			b := newBox(t)
 			b.Repo("project")
 			done := make(chan realvm.Result, 1)

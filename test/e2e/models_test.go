@@ -204,6 +204,9 @@ func TestLogins(t *testing.T) {
 		"Claude Code": "claude -p 'say hello' --model claude-opus-4-5",
 		"Codex":       "codex exec --skip-git-repo-check -m gpt-5.1-codex 'say hello' </dev/null",
 	}
+	if testing.Short() { // TestModels runs both
+		delete(agents, "Codex")
+	}
 	works := func(when string) {
 		t.Helper()
 		for agent, command := range agents {
@@ -213,7 +216,7 @@ func TestLogins(t *testing.T) {
 		}
 	}
 	works("after the tokens had ended")
-	if n := provider.issued.Load(); n != 2 {
+	if n := provider.issued.Load(); n != int64(len(agents)) {
 		t.Errorf("refreshed %d times, want once for each", n)
 	}
 	if found := b.In(name, "sudo grep -rlE 'real-(access|refresh)-' /home /root /run /tmp /etc 2>/dev/null; cat /proc/*/environ | tr '\\0' '\\n' | grep -E 'real-(access|refresh)-'"); strings.Contains(found.Stdout, "/") || strings.Contains(found.Stdout, "real-") {
@@ -222,7 +225,10 @@ func TestLogins(t *testing.T) {
 	provider.refuse.Store(provider.issued.Load()) // what was issued until now
 	works("after the provider had refused the tokens")
 	// The host's own clients are still logged in: their files have the latest tokens.
-	for _, file := range []string{".claude/.credentials.json", ".codex/auth.json"} {
+	for agent, file := range map[string]string{"Claude Code": ".claude/.credentials.json", "Codex": ".codex/auth.json"} {
+		if agents[agent] == "" {
+			continue
+		}
 		text, err := os.ReadFile(filepath.Join(b.Home, file))
 		if err != nil {
 			t.Fatal(err)
