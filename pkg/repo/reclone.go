@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -30,6 +31,6 @@ func Reclone(ctx context.Context, g Guest, src Source, dst Checkout, old string,
 	if err != nil {
 		return Base{}, fmt.Errorf("replace the repository of an earlier session: %w", err)
 	}
-	base.Warnings = append(warnings, extras(ctx, g, dir, p)...)
+	base.Warnings = slices.Concat(warnings, extras(ctx, g, dir, p))
 	return base, context.Cause(ctx)
 }

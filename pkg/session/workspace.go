@@ -363,7 +363,7 @@ func (w Workspaces) Rebind(ctx context.Context, name, profile string, trust bool
 	if profile == "" {
 		r.Resources = old.Spec.Resources
 	}
-	if notices, err = w.Sessions.Check(r); err != nil {
+	if _, err = w.Sessions.Check(r); err != nil {
 		return s, nil, err
 	}
 	if old, err = w.Sessions.SetDesired(ctx, old, Gone); err != nil {
