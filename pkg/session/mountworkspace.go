@@ -169,6 +169,9 @@ func (b booter) mountWorkspace(ctx context.Context, s *Session, conn *ssh.Client
 }
 
 func (b booter) setAside(ctx context.Context, s Session, conn *ssh.Client, checkedOut string) error {
+	if s.Status.SetAside == "" {
+		return errors.New("no directory for it was chosen before the VM had the disk")
+	}
 	argv := append([]string{"sudo", "bash", "-c", setAsideScript, "bash", s.Status.Root + WorkDir, s.Status.SetAside, checkedOut}, settingsNames...)
 	list, err := inGuest(ctx, conn, argv...)
 	if err == nil && ownTools(&s) {
