@@ -119,13 +119,13 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 		return true, err
 	}
 	needsSetup := len(from.plan.Steps) > 0 && (s.isUntouched() || was.Phase != Ready && !s.Status.Resumed)
-	if needsSetup && s.Spec.Workspace != "" && s.Status.SetAside != "" {
+	if needsSetup && s.adoptsCheckout() {
 		b.w.warn(ctx, s.ID, "", "the repository's setup is skipped, because it would run in files that an earlier session left")
 		needsSetup = false
 	}
 	if s.Status.Base == nil {
 		read := func() error { return b.w.guestSetup().readProject(ctx, s, conn, from) }
-		if s.Status.FromSetup != nil || s.Spec.Workspace != "" && s.Status.SetAside != "" { // the guest has a checkout of another commit, or none
+		if s.Status.FromSetup != nil || s.adoptsCheckout() { // the guest has a checkout of another commit, or none
 			read = func() error { return b.w.guestSetup().storeProject(ctx, s, from.project) }
 		}
 		if err := read(); err != nil {

@@ -229,7 +229,7 @@ func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest,
 		switch {
 		case s.Status.FromSetup != nil:
 			base, err = repo.UpdateCheckout(ctx, g.SSH, src, to, repo.Progress(p))
-		case s.Spec.Workspace != "" && s.Status.SetAside != "":
+		case s.adoptsCheckout():
 			old := path.Join(s.Status.Root+WorkDir, s.Status.SetAside, "git")
 			base, err = repo.Reclone(ctx, g.SSH, src, to, old, settingsNames, repo.Progress(p))
 		default:

@@ -72,9 +72,8 @@ func (b booter) plugWorkspace(ctx context.Context, s *Session) error {
 }
 
 // prepareWorkspace makes the disk of the session's workspace, or makes it larger, and records that the
-// session can write to it from now on.
-//
-// machine is false for a VM that is a directory of this host.
+// session can write to it from now on. machine is false for a VM that is a
+// directory of this host.
 func (b booter) prepareWorkspace(ctx context.Context, s *Session, disks vm.DataDisks, machine bool) error {
 	all := Workspaces{b.w.Sessions}
 	lock, err := all.lock(ctx, s.Status.Workspace)
@@ -198,22 +197,18 @@ func (b booter) setAside(ctx context.Context, s Session, conn *ssh.Client, check
 
 // endSetAside records that nothing of an earlier session is left that could be run.
 func (b booter) endSetAside(ctx context.Context, s Session) error {
-	if s.Status.SetAside == "" || s.Spec.Workspace == "" {
+	if !s.adoptsCheckout() {
 		return nil
 	}
-	all := Workspaces{b.w.Sessions}
-	lock, err := all.lock(ctx, s.Status.Workspace)
-	if err != nil {
-		return err
-	}
-	defer lock.Unlock()
-	ws, err := all.Get(s.Status.Workspace)
-	if err != nil || !ws.Hostile {
-		return err
-	}
-	ws.Hostile = false
-	return all.write(ws)
+	_, err := Workspaces{b.w.Sessions}.update(ctx, s.Status.Workspace, func(ws *Workspace) error {
+		ws.Hostile = false
+		return nil
+	})
+	return err
 }
+
+// adoptsCheckout reports whether the checkout of s consists of files that an earlier session left.
+func (s Session) adoptsCheckout() bool { return s.Spec.Workspace != "" && s.Status.SetAside != "" }
 
 // inGuest runs a command in the guest and returns the beginning of its output. The error has the
 // beginning of its error output.

@@ -284,25 +284,33 @@ func (w Workspaces) change(ctx context.Context, s Session, name string, f func(*
 }
 
 // Resize makes a workspace larger. Its disk and file system grow when a session next starts with it.
-func (w Workspaces) Resize(ctx context.Context, name string, size int64) (ws Workspace, err error) {
-	lock, err := w.lock(ctx, name)
-	if err != nil {
-		return ws, err
-	}
-	defer lock.Unlock()
-	if ws, err = w.Get(name); err != nil {
-		return ws, err
-	}
-	if size < ws.Size {
-		return ws, fail.New(fail.Usage, "workspace %s has %v and cannot shrink", name, config.Size(ws.Size))
-	}
-	if err := checkWorkspaceSize(size); err != nil {
-		return ws, err
-	}
-	ws.Size = size
-	err = w.write(ws)
+func (w Workspaces) Resize(ctx context.Context, name string, size int64) (Workspace, error) {
+	ws, err := w.update(ctx, name, func(ws *Workspace) error {
+		if size < ws.Size {
+			return fail.New(fail.Usage, "workspace %s has %v and cannot shrink", name, config.Size(ws.Size))
+		}
+		ws.Size = size
+		return checkWorkspaceSize(size)
+	})
 	w.Sessions.auditWorkspace(ctx, audit.WorkspaceResized, name, Session{}, err)
 	return ws, err
+}
+
+// update changes a workspace, unless f returns an error.
+func (w Workspaces) update(ctx context.Context, name string, f func(*Workspace) error) (Workspace, error) {
+	lock, err := w.lock(ctx, name)
+	if err != nil {
+		return Workspace{}, err
+	}
+	defer lock.Unlock()
+	ws, err := w.Get(name)
+	if err == nil {
+		err = f(&ws)
+	}
+	if err != nil {
+		return Workspace{}, err
+	}
+	return ws, w.write(ws)
 }
 
 // Delete deletes a workspace that no session has, and its disk.
