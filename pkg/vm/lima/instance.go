@@ -72,6 +72,15 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if template == nil {
 		label, template = "lima/agent-sandbox.yaml", d.template
 	}
+	if s.Image.Kernel != "" {
+		accel, err := d.accel.find(ctx, s.Image.Arch)
+		if err != nil {
+			return err
+		}
+		if accel.Name == "tcg" {
+			s.Image.Cmdline = addArgs(s.Image.Cmdline, emulatedArgs)
+		}
+	}
 	y, err := render(s, label, template)
 	if err != nil {
 		return err

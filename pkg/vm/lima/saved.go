@@ -267,7 +267,9 @@ func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int
 	// QEMU is identified by its file, because asking for its version takes longer
 	// than a fork. Under KVM the guest sees the host's processor.
 	parts := []string{"1", limaVersion, arch, accel.Name, fmt.Sprint(cpus, memory), fmt.Sprint(exe, st.Size(), st.ModTime().UnixNano())}
-	if accel.Name != "tcg" {
+	if accel.Name == "tcg" {
+		parts = append(parts, emulatedArgs)
+	} else {
 		parts = append(parts, kernelRelease(), processor())
 	}
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\n")))

@@ -26,6 +26,11 @@ const (
 	// kernelArgs are for kernels that we load ourselves: the timer check sometimes
 	// fails under emulation, and a panicked kernel must not hang.
 	kernelArgs = "no_timer_check panic=1"
+
+	// emulatedArgs are also for kernels that we load, under TCG. It finds translated code
+	// by its virtual address: where programs load at random addresses, each process
+	// translates libc again, and a shell's commands take twice as long.
+	emulatedArgs = "norandmaps"
 )
 
 var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
@@ -180,7 +185,7 @@ func image(i vm.Image) (limayaml.Image, error) {
 	disk.Digest = digest.Digest(i.Digest)
 	img := limayaml.Image{File: disk}
 	if i.Kernel != "" {
-		img.Kernel = &limayaml.Kernel{File: kernel, Cmdline: cmdline(i.Cmdline)}
+		img.Kernel = &limayaml.Kernel{File: kernel, Cmdline: addArgs(i.Cmdline, kernelArgs)}
 	}
 	if i.Initrd != "" {
 		img.Initrd = &initrd
@@ -188,15 +193,15 @@ func image(i vm.Image) (limayaml.Image, error) {
 	return img, nil
 }
 
-// cmdline adds kernelArgs unless they are set already.
-func cmdline(s string) string {
-	words := strings.Fields(s)
+// addArgs adds to a kernel's command line those args that it does not set already.
+func addArgs(cmdline, args string) string {
+	words := strings.Fields(cmdline)
 	have := map[string]bool{}
 	for _, w := range words {
 		key, _, _ := strings.Cut(w, "=")
 		have[key] = true
 	}
-	for _, w := range strings.Fields(kernelArgs) {
+	for _, w := range strings.Fields(args) {
 		if key, _, _ := strings.Cut(w, "="); !have[key] {
 			words = append(words, w)
 		}

@@ -24,7 +24,30 @@ func testSpec(name string) vm.Spec {
 	}
 }
 
+// TestEmulatedKernelArgs: only a guest that TCG emulates loads programs at fixed
+// addresses.
+func TestEmulatedKernelArgs(t *testing.T) {
+	d := newDriver(t)
+	for accel, want := range map[string]string{
+		"kvm": "root=/dev/vda no_timer_check panic=1",
+		"tcg": "root=/dev/vda norandmaps no_timer_check panic=1",
+	} {
+		t.Setenv(accelEnv, accel)
+		if err := d.Create(t.Context(), testSpec(accel)); err != nil {
+			t.Fatal(err)
+		}
+		inst, err := store.Inspect(accel)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := inst.Config.Images[0].Kernel.Cmdline; got != want {
+			t.Errorf("cmdline under %s = %q, want %q", accel, got, want)
+		}
+	}
+}
+
 func TestTemplateCannotOpenTheVM(t *testing.T) {
+	t.Setenv(accelEnv, "kvm")
 	d := newDriver(t)
 	template, err := os.ReadFile("testdata/greedy.yaml")
 	if err != nil {
@@ -173,8 +196,8 @@ func TestCmdline(t *testing.T) {
 		"ro panic=30":             "ro panic=30 no_timer_check",
 		"no_timer_check  panic=1": "no_timer_check panic=1",
 	} {
-		if got := cmdline(in); got != want {
-			t.Errorf("cmdline(%q) = %q, want %q", in, got, want)
+		if got := addArgs(in, kernelArgs); got != want {
+			t.Errorf("addArgs(%q) = %q, want %q", in, got, want)
 		}
 	}
 }
