@@ -112,7 +112,7 @@ func (g *page) session(ctx context.Context, id string) error {
 	if u := s.View().Usage; u != nil {
 		g.add(console.Faint, "used: %s%s", u, g.p.budget(s))
 	}
-	if note := s.View().LifetimeNote(); note != "" {
+	for _, note := range s.View().Notes() {
 		g.add(console.Notice, "%s", note)
 	}
 	if !s.Spec.Enforced {

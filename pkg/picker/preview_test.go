@@ -60,10 +60,14 @@ func TestPreview(t *testing.T) {
 	p.put(t, row{id: "bbbbbbbbbbbb", slug: "o/b", phase: session.Broken, err: "no space left on device", hint: "df -h"})
 	wants(t, preview(t, p, "s:bbbbbbbbbbbb", 80, 40), "broken", "no space left on device\n", "hint: df -h\n")
 
-	work := session.Status{Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: status.Attention}
+	work := session.Status{
+		Work: &repo.WorkState{Branch: "main", Ahead: 2, Dirty: 1}, Attention: status.Attention,
+		Workspace: "scratch", Resumes: "suspended", Setup: []session.SetupOutcome{{Step: session.SetupScript, State: session.SetupFailed}},
+	}
 	p.put(t, row{id: "cccccccccccc", slug: "o/c", phase: session.Stopped, status: work})
 	stopped := preview(t, p, "s:cccccccccccc", 80, 40)
-	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file")
+	wants(t, stopped, "stopped", "would lose: 2 commits neither pushed nor fetched, 1 changed file",
+		"setup failed\n", "suspended\n", "workspace scratch\n")
 	if strings.Contains(stopped, "claude") {
 		t.Errorf("preview of a stopped session = %s, want no agent", stopped)
 	}

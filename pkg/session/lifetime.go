@@ -311,8 +311,8 @@ func (l Lifetime) reason(set config.Lifetime) string {
 	return "stopped: its lease ended"
 }
 
-// LifetimeNote returns how the session's lifetime ends or ended, or "".
-func (v View) LifetimeNote() string {
+// lifetimeNote returns how the session's lifetime ends or ended, or "".
+func (v View) lifetimeNote() string {
 	switch {
 	case slices.Contains(v.Ending, LimitLease):
 		return fmt.Sprintf("lease ends in %v", Brief(max(time.Duration(v.LeaseLeft)*time.Second, time.Minute)))

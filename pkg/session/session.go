@@ -329,6 +329,24 @@ type View struct {
 	Workspace       string               `json:"workspace,omitempty"`     // that it has
 }
 
+// Notes returns what distinguishes the session from others, in a few words each.
+func (v View) Notes() []string {
+	notes := v.failedSetupSteps()
+	if v.Restoring != "" {
+		notes = append(notes, "restoring "+v.Restoring)
+	}
+	if v.Suspended {
+		notes = append(notes, "suspended")
+	}
+	if v.Workspace != "" {
+		notes = append(notes, "workspace "+v.Workspace)
+	}
+	if note := v.lifetimeNote(); note != "" {
+		notes = append(notes, note)
+	}
+	return notes
+}
+
 // View returns s as --json shows it.
 func (s Session) View() View {
 	v := View{

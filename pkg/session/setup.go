@@ -90,8 +90,8 @@ func setupSteps(of config.Setup) (steps []setupStep) {
 	return steps
 }
 
-// FailedSetupSteps returns "NAME failed" for each step of the setup that failed.
-func (v View) FailedSetupSteps() (failed []string) {
+// failedSetupSteps returns "NAME failed" for each step of the setup that failed.
+func (v View) failedSetupSteps() (failed []string) {
 	for _, r := range v.Setup {
 		if r.State == SetupFailed {
 			failed = append(failed, r.Step+" failed")

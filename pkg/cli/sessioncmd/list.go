@@ -61,14 +61,7 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 		if note == "" && s.State != s.Desired {
 			note = "→ " + string(s.Desired)
 		}
-		note = strings.TrimSpace(s.LifetimeNote() + "  " + note)
-		if s.Workspace != "" {
-			note = strings.TrimSpace("workspace " + s.Workspace + "  " + note)
-		}
-		if s.Suspended {
-			note = strings.TrimSpace("suspended  " + note)
-		}
-		note = strings.TrimSpace(strings.Join(s.FailedSetupSteps(), ", ") + "  " + note)
+		note = strings.TrimSpace(strings.Join(s.Notes(), "  ") + "  " + note)
 		if !s.Enforced {
 			note = strings.TrimSpace("no gateway  " + note)
 		}

@@ -8,7 +8,7 @@ export interface Usage { requests: number; tokens: number; usd: number }
 export interface Use extends Usage { of: string; name?: string; unknown_price?: boolean }
 
 export interface Session {
-  id: string; name: string; repo: string; repo_key: string; label?: string; lease_left_s?: number; ending?: string[]; ended?: string; kept?: string; suspended?: boolean; restoring?: string; fork_of?: string; state: string; desired: string; branch?: string; task?: string; image: string;
+  id: string; name: string; repo: string; repo_key: string; label?: string; lease_left_s?: number; ending?: string[]; ended?: string; kept?: string; suspended?: boolean; restoring?: string; fork_of?: string; workspace?: string; setup?: { step: string; state: string }[]; state: string; desired: string; branch?: string; task?: string; image: string;
   profile?: string; from?: string; network_mode?: string; enforced: boolean; created_at: string; state_changed_at: string; visited_at?: string;
   error?: Failure; usage?: Usage; reachable?: boolean; base?: { branch?: string; commit?: string };
   attention?: { state: string; agent?: string; on?: string; since: string };

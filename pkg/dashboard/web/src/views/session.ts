@@ -79,7 +79,7 @@ function header(s: Session): HTMLElement {
     place,
     facts(["session", line(s.name, 100)], ["id", h("code", {}, s.id)], ["branch", line(s.branch ?? s.base?.branch, 80)], ["image", line(s.image, 60)], ["profile", line(s.profile, 60)],
       ["network", `${s.network_mode ?? ""}${s.enforced ? "" : " (not enforced)"}`], ["size", `${s.resources.cpus} CPUs, ${sizeText(s.resources.memory)}`],
-      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["fork of", s.fork_of && h("a", { href: `#/sessions/${s.fork_of}` }, s.fork_of)], ["created", ago(s.created_at)], ["lifetime", lifetime(s)],
+      ["usage", s.usage && moneyText(s.usage.usd)], ["task", s.task && h("a", { href: `#/tasks/${s.task}` }, s.task)], ["fork of", s.fork_of && h("a", { href: `#/sessions/${s.fork_of}` }, s.fork_of)], ["workspace", line(s.workspace ?? "", 80)], ["setup", s.setup?.map((step) => `${step.step}: ${step.state}`).join(", ")], ["created", ago(s.created_at)], ["lifetime", lifetime(s)],
       ["ports", s.ports?.map((p) => `${p.guest} → ${p.host ?? "none"}`).join(", ")]));
 }
 
