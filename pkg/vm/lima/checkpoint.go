@@ -2,7 +2,6 @@ package lima
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
-	"github.com/sirupsen/logrus"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -162,31 +160,6 @@ func (d *Driver) suspend(ctx context.Context, c checkpoint, m meta, p vm.Progres
 	return is, d.restore(ctx, c, m, true)
 }
 
-// tidyDisks completes what a checkpoint of a VM that has ended since left undone.
-func tidyDisks(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		switch {
-		case strings.HasPrefix(e.Name(), switchPrefix):
-			err = os.Rename(path, filepath.Join(dir, filenames.DiffDisk))
-		case strings.HasPrefix(e.Name(), nextPrefix), strings.HasPrefix(e.Name(), newPrefix):
-			err = os.Remove(path)
-		case strings.HasPrefix(e.Name(), statePrefix): // of an incomplete checkpoint
-			if id := strings.TrimPrefix(e.Name(), statePrefix); !exists(checkpoint{dir: dir, id: id}.path(checkpointPrefix)) && !exists(filepath.Join(dir, forkFile)) {
-				err = os.Remove(path)
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // runs reports whether the VM runs, or is paused.
 func (c checkpoint) runs() (bool, error) {
 	r, err := survivors(c.dir)
@@ -217,14 +190,6 @@ func (c checkpoint) keepStopped(ctx context.Context, m meta) (is description, er
 		}
 	}
 	return is, c.describe(&is)
-}
-
-// replaceDisk replaces the disk of a VM that does not run by an overlay of the checkpoint's.
-func (c checkpoint) replaceDisk(ctx context.Context) error {
-	if err := overlay(ctx, layerPrefix+c.id, c.path(newPrefix)); err != nil {
-		return err
-	}
-	return os.Rename(c.path(newPrefix), c.diffDisk())
 }
 
 // copyDisk makes a checkpoint of a VM of vz, whose disk has no layers.
@@ -467,18 +432,6 @@ func settle(q *monitor, dir string) (active string, err error) {
 	return active, checkpoint{dir: dir, id: active}.proceed(q)
 }
 
-// fileOf returns the file of a disk, by the name that it had when QEMU opened it. QEMU describes a
-// disk in JSON whose backing file has another name than the one in its header.
-func fileOf(disk string) string {
-	text, ok := strings.CutPrefix(disk, "json:")
-	if !ok {
-		return disk
-	}
-	var options struct{ File struct{ Filename string } }
-	_ = json.Unmarshal([]byte(text), &options) // otherwise the file is unknown
-	return options.File.Filename
-}
-
 // goOn runs a VM that is paused.
 func (m *monitor) goOn() error {
 	var is struct{ Running bool }
@@ -507,240 +460,4 @@ func (c checkpoint) describe(is *description) error {
 		return err
 	}
 	return atomicfile.Write(c.path(checkpointPrefix), b, 0o600)
-}
-
-// discard removes a checkpoint, and the layers that no disk needs any more.
-func (c checkpoint) discard() error {
-	for _, prefix := range []string{checkpointPrefix, statePrefix} {
-		if err := removeFile(c.path(prefix)); err != nil {
-			return err
-		}
-	}
-	return removeLayers(c.dir)
-}
-
-// removeFile removes a file. A missing one is a success.
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// removeLayers removes the layers in dir that are below neither the VM's disk nor a checkpoint.
-func removeLayers(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	keep := map[string]bool{}
-	for _, e := range entries {
-		disk := e.Name()
-		if id, ok := strings.CutPrefix(disk, checkpointPrefix); ok {
-			disk = layerPrefix + id
-		} else if disk != filenames.DiffDisk && disk != forkFile && !strings.HasPrefix(disk, switchPrefix) && !strings.HasPrefix(disk, nextPrefix) {
-			continue
-		}
-		if disk == forkFile {
-			f, err := readFork(dir)
-			if err != nil {
-				return err
-			}
-			disk = f.Base
-		}
-		layers, err := layersOf(dir, disk)
-		if err != nil {
-			return err
-		}
-		for _, l := range layers {
-			keep[l] = true
-		}
-	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), layerPrefix) && !keep[e.Name()] {
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// layersOf returns the layers that a disk in dir consists of, including itself if it is one.
-func layersOf(dir, disk string) (layers []string, err error) {
-	for range 10 * maxLayers {
-		disk = filepath.Base(disk)
-		switch {
-		case strings.HasPrefix(disk, layerPrefix):
-			layers = append(layers, disk)
-		case disk == filenames.DiffDisk, strings.HasPrefix(disk, switchPrefix), strings.HasPrefix(disk, nextPrefix):
-		default:
-			return layers, nil
-		}
-		if _, disk, err = readDisk(filepath.Join(dir, disk)); err != nil {
-			return nil, err
-		}
-	}
-	return nil, fail.New(fail.Failure, "the VM's disk in %s has too many layers", dir)
-}
-
-// readDisk returns the size that a qcow2 disk has in the guest, and the file below it, from its
-// header: https://www.qemu.org/docs/master/interop/qcow2.html. The library go-qcow2reader would
-// open all files below it.
-func readDisk(path string) (size int64, below string, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer f.Close()
-	var header struct {
-		Magic       [4]byte
-		_           uint32 // version
-		BelowOffset uint64
-		BelowSize   uint32
-		_           uint32 // cluster bits
-		Size        uint64
-	}
-	if err := binary.Read(f, binary.BigEndian, &header); err != nil || string(header.Magic[:]) != "QFI\xfb" || header.BelowSize > 1023 {
-		return 0, "", errors.Join(fail.New(fail.Failure, "%s is not a qcow2 disk", path), err)
-	}
-	name := make([]byte, header.BelowSize)
-	if _, err := f.ReadAt(name, int64(header.BelowOffset)); err != nil {
-		return 0, "", fmt.Errorf("read the disk %s: %w", path, err)
-	}
-	return int64(header.Size), string(name), nil
-}
-
-// Restore implements vm.Checkpointer.
-func (d *Driver) Restore(ctx context.Context, name, id string, memory bool) error {
-	if id == "" {
-		var err error
-		if id, err = d.resumesFrom(name); id == "" || err != nil {
-			return err
-		}
-	}
-	c, m, err := d.checkpoint(name, id)
-	if err == nil {
-		err = d.restore(ctx, c, m, memory)
-	}
-	if err != nil {
-		return fmt.Errorf("restore VM %s: %w", name, explainOS(err))
-	}
-	return nil
-}
-
-// resumesFrom returns the id of the checkpoint that the VM is about to resume, "" for none.
-func (d *Driver) resumesFrom(name string) (string, error) {
-	dir, err := d.dir(name)
-	if err != nil {
-		return "", err
-	}
-	f, err := readFork(dir)
-	if f == nil || err != nil {
-		return "", err
-	}
-	return strings.TrimPrefix(f.Base, layerPrefix), nil
-}
-
-func (d *Driver) restore(ctx context.Context, c checkpoint, m meta, memory bool) error {
-	if runs, err := isRunning(ctx, c.dir); err != nil || runs {
-		return errors.Join(err, fail.New(fail.Conflict, "the VM runs"))
-	}
-	is, err := c.read()
-	if errors.Is(err, fs.ErrNotExist) && (memory || !exists(c.path(layerPrefix))) {
-		return fail.New(fail.NotFound, "it has no checkpoint %s", c.id)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if memory {
-		key, err := d.StateKey(ctx, m.Arch, m.CPUs, m.Memory)
-		if err != nil {
-			return err
-		}
-		if !is.Memory || is.Key != key {
-			return fmt.Errorf("%w: the checkpoint has no memory, or it was saved with another QEMU, kernel or processor", vm.ErrNotWoken)
-		}
-	}
-	if err := errors.Join(tidyDisks(c.dir), removeFile(filepath.Join(c.dir, resumedFile))); err != nil {
-		return err
-	}
-	if m.VMType == limayaml.VZ {
-		if err := clone(c.path(layerPrefix), c.path(newPrefix)); err != nil {
-			return err
-		}
-		return os.Rename(c.path(newPrefix), c.diffDisk())
-	}
-	c.flatten(ctx)
-	if memory {
-		b, err := json.Marshal(fork{State: c.path(statePrefix), Base: layerPrefix + c.id, HostKey: is.HostKey, Key: is.Key})
-		if err != nil {
-			return err
-		}
-		// From here on, each start makes the disk again, until the guest has resumed.
-		if err := atomicfile.Write(filepath.Join(c.dir, forkFile), b, 0o600); err != nil {
-			return err
-		}
-		return ignoreUnused(removeLayers(c.dir))
-	}
-	if err := c.replaceDisk(ctx); err != nil {
-		return err
-	}
-	if err := removeFile(filepath.Join(c.dir, forkFile)); err != nil {
-		return err
-	}
-	return ignoreUnused(removeLayers(c.dir))
-}
-
-// ignoreUnused logs that layers which nothing needs stay: they take space, and the next removal
-// tries again.
-func ignoreUnused(err error) error {
-	if err != nil {
-		logrus.WithError(err).Warn("removing unused layers failed")
-	}
-	return nil
-}
-
-// flatten gives the checkpoint's disk a single layer if it has too many. Its content stays. If that
-// fails, for example because the host's disk is full, it stays as it is, which works as well.
-func (c checkpoint) flatten(ctx context.Context) {
-	layers, err := layersOf(c.dir, layerPrefix+c.id)
-	if err == nil && len(layers) < maxLayers {
-		return
-	}
-	flat := c.path(newPrefix)
-	if err == nil {
-		err = clone(c.path(layerPrefix), flat)
-	}
-	if err == nil { // copies what the layers below have, and the base has not
-		err = qemuImg(ctx, "rebase", "-q", "-f", "qcow2", "-F", baseFormat(c.dir), "-b", filenames.BaseDisk, flat)
-	}
-	if err == nil {
-		err = flush(flat)
-	}
-	if err == nil {
-		err = renameSynced(flat, c.path(layerPrefix))
-	}
-	if err != nil {
-		logrus.WithError(err).Warn("merging the layers of a disk failed")
-		_ = removeFile(flat)
-	}
-}
-
-// RemoveCheckpoint implements vm.Checkpointer.
-func (d *Driver) RemoveCheckpoint(ctx context.Context, name, id string) error {
-	c, _, err := d.checkpoint(name, id)
-	if isNotFound(err) {
-		return nil
-	}
-	if f, forkErr := readFork(c.dir); err == nil && forkErr == nil && f != nil && f.State == c.path(statePrefix) {
-		err = fail.New(fail.Conflict, "the VM is about to resume from the checkpoint")
-	}
-	if err == nil {
-		err = c.discard()
-	}
-	if err != nil {
-		return fmt.Errorf("remove a checkpoint of VM %s: %w", name, explainOS(err))
-	}
-	return ctx.Err()
 }
