@@ -66,7 +66,7 @@ type Workspace struct {
 func (ws Workspace) checkCheckout(ref repo.Ref) error {
 	dir := path.Base(ref.Slug)
 	if key := ws.Checkouts[dir]; key != "" && key != ref.Key {
-		return fail.New(fail.Conflict, "%s/%s of workspace %s is a checkout of %s", WorkDir, dir, ws.Name, key).WithHint("agent-sessionizer workspace create NAME")
+		return fail.New(fail.Usage, "%s/%s of workspace %s is a checkout of %s", WorkDir, dir, ws.Name, key).WithHint("agent-sessionizer workspace create NAME")
 	}
 	return nil
 }
