@@ -19,7 +19,13 @@ type box struct {
 
 func newBox(t *testing.T) *box {
 	t.Helper()
-	return &box{Box: realvm.NewBox(t), t: t}
+	b := &box{Box: realvm.NewBox(t), t: t}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("sessions at the end:\n%s", b.Run("agent-sessionizer", "list").All())
+		}
+	})
+	return b
 }
 
 // long skips a test with -short, which make test passes. It is for what costs minutes of
