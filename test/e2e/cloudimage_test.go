@@ -45,9 +45,6 @@ func TestCloudImage(t *testing.T) {
 	b.phase(t, "golden image", 25*time.Minute, func(*testing.T, func(string)) { b.Asz(build...) })
 	ids := map[string]map[string]string{}
 	for _, how := range []string{"warm", "golden"} {
-		if how == "golden" && testing.Short() {
-			break // TestGolden makes such a session, of the other image
-		}
 		b.phase(t, "session from "+how, 7*time.Minute, func(t *testing.T, report func(string)) {
 			b.Env = append(b.Env, "AGENT_SESSIONIZER_PREPARE="+how)
 			b.Repo(how)
