@@ -29,6 +29,7 @@ import (
 // are kept between runs, until their key or the code that makes them changes.
 // TestImageDownload covers downloads that fail.
 func TestCloudImage(t *testing.T) {
+	long(t)
 	b := newBox(t)
 	disk := filepath.Join(realvm.CloudImage(), "disk.qcow2")
 	begin := time.Now()
@@ -69,7 +70,7 @@ func TestCloudImage(t *testing.T) {
 		})
 	}
 	differ(t, ids)
-	if runtime.GOARCH == "amd64" && !testing.Short() { // arm64 has no BIOS
+	if runtime.GOARCH == "amd64" { // arm64 has no BIOS
 		b.phase(t, "BIOS", 9*time.Minute, func(t *testing.T, _ func(string)) { bootBIOS(t, b, disk) })
 	}
 }
