@@ -12,6 +12,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"os"
 	"testing"
 
@@ -19,10 +20,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	outside := []realvm.Outside{relayRegistries}
+	if !testing.Short() { // only TestCloudImage uses it
+		outside = append(outside, realvm.BuildCloudImage)
+	}
 	os.Exit(realvm.Main(m, func() error {
 		if err := pretendInternet(); err != nil {
 			return err
 		}
 		return realvm.Prepare(context.Background())
-	}, relayRegistries, realvm.BuildCloudImage))
+	}, outside...))
 }

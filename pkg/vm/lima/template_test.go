@@ -27,6 +27,9 @@ func testSpec(name string) vm.Spec {
 // TestEmulatedKernelArgs: only a guest that TCG emulates loads programs at fixed
 // addresses.
 func TestEmulatedKernelArgs(t *testing.T) {
+	if vmType(hostArch()) != limayaml.QEMU {
+		t.Skip("QEMU does not run VMs of this host's architecture")
+	}
 	d := newDriver(t)
 	for accel, want := range map[string]string{
 		"kvm": "root=/dev/vda no_timer_check panic=1",
