@@ -20,9 +20,10 @@ type VMs struct {
 	Self   string // path of this program's binary, which also runs the gateway
 }
 
-// clear removes the VM and the gateway that were used for the work in a directory.
+// clear removes the gateway and the VM that were used for the work in a directory. The gateway is
+// first, because its sockets are in the VM's directory.
 func (v VMs) clear(ctx context.Context, name, work string) error {
-	return errors.Join(v.Driver.Delete(ctx, name), v.gateway(work).Stop(ctx))
+	return errors.Join(v.gateway(work).Stop(ctx), v.Driver.Delete(ctx, name))
 }
 
 func (v VMs) gateway(work string) gateway.Process {

@@ -86,7 +86,7 @@ func commands() []command {
 			}
 			return secrets.Set(c.guest, c.in)
 		}},
-		{"quiesce", "", "end the agent's programs, print how many there were", 0, nil, func(ctx context.Context, c *call) error {
+		{"quiesce", "", "end the agent's programs, print their names", 0, nil, func(ctx context.Context, c *call) error {
 			return quiesce(ctx, c.guest, c.out)
 		}},
 		{"trust", "", "trust a certificate authority (stdin) instead of the one before", 0, nil, func(ctx context.Context, c *call) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -34,12 +35,12 @@ var workGroups = []string{
 
 // quiesce ends all programs of the agent: those of its user, those in login sessions, tasks,
 // containers and jobs. Only the login session that it runs in remains. Afterwards the checkout
-// no longer changes, unless by a system service that the agent installed. It prints how many
-// processes there were: if a second call prints 0, nothing ran between the two.
+// no longer changes, unless by a system service that the agent installed. It prints the name of
+// each process that it ended, quoted, on a line: if a second call prints nothing, nothing ran
+// between the two.
 func quiesce(ctx context.Context, g sys.Guest, out io.Writer) error {
 	if g.Fake {
-		_, err := fmt.Fprintln(out, 0) // its processes are those of the host
-		return err
+		return nil // its processes are those of the host
 	}
 	stopWorkServices(ctx)
 	uid, err := strconv.Atoi(os.Getenv("SUDO_UID"))
@@ -47,7 +48,7 @@ func quiesce(ctx context.Context, g sys.Guest, out io.Writer) error {
 		return fmt.Errorf("find the agent's user: SUDO_UID is %q", os.Getenv("SUDO_UID"))
 	}
 	mine := ancestry(os.Getpid())
-	seen := map[int]bool{}
+	seen := map[int]string{}
 	for _, round := range []struct {
 		signals []syscall.Signal // an interactive shell ends only at a SIGHUP
 		wait    time.Duration
@@ -59,16 +60,18 @@ func quiesce(ctx context.Context, g sys.Guest, out io.Writer) error {
 				return err
 			}
 			if len(left) == 0 {
-				_, err := fmt.Fprintln(out, len(seen))
-				return err
+				for _, pid := range slices.Sorted(maps.Keys(seen)) {
+					fmt.Fprintf(out, "%.64q\n", seen[pid])
+				}
+				return nil
 			}
-			for _, pid := range left {
+			for pid, name := range left {
 				for _, signal := range round.signals {
 					if !sent[pid] {
 						_ = syscall.Kill(pid, signal) // it may have ended
 					}
 				}
-				sent[pid], seen[pid] = true, true
+				sent[pid], seen[pid] = true, name
 			}
 			select {
 			case <-time.After(100 * time.Millisecond): // other processes send no event
@@ -114,12 +117,14 @@ func ancestry(pid int) map[int]bool {
 	return all
 }
 
-// workProcesses returns the processes of the agent's user and those in workGroups, except mine.
-func workProcesses(mine map[int]bool, uid uint32) (found []int, err error) {
+// workProcesses returns the processes of the agent's user and those in workGroups, except mine,
+// with their names.
+func workProcesses(mine map[int]bool, uid uint32) (found map[int]string, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
+	found = map[int]string{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || mine[pid] {
@@ -131,12 +136,12 @@ func workProcesses(mine map[int]bool, uid uint32) (found []int, err error) {
 		}
 		var st syscall.Stat_t
 		if syscall.Stat("/proc/"+e.Name(), &st) == nil && st.Uid == uid {
-			found = append(found, pid)
+			found[pid] = p.Name
 			continue
 		}
 		group := sys.Text("/proc/" + e.Name() + "/cgroup")
 		if slices.ContainsFunc(workGroups, func(part string) bool { return strings.Contains(group, part) }) {
-			found = append(found, pid)
+			found[pid] = p.Name
 		}
 	}
 	return found, nil

@@ -295,16 +295,20 @@ func (g Guest) Queries(ctx context.Context, since int64, limit int, follow bool,
 	return nil
 }
 
-// Quiesce ends the agent's programs, so that the checkout no longer changes, and returns how many
-// there were. Connections of other processes to the guest are cut. It takes up to 20 s.
-func (g Guest) Quiesce(ctx context.Context) (ended int, err error) {
+// Quiesce ends the agent's programs, so that the checkout no longer changes, and returns the names
+// of the processes that it ended. Connections of other processes to the guest are cut. It takes up
+// to 20 s.
+func (g Guest) Quiesce(ctx context.Context) (ended []string, err error) {
 	out, err := g.SSH.Output(ctx, "sudo "+g.program("quiesce"), nil, maxReply)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	ended, err = strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil || ended < 0 {
-		return 0, errors.New("the guest's number of ended processes is invalid")
+	for line := range strings.Lines(string(out)) {
+		name, err := strconv.Unquote(strings.TrimSpace(line))
+		if err != nil {
+			return nil, errors.New("the guest's list of ended processes is invalid")
+		}
+		ended = append(ended, name)
 	}
 	return ended, nil
 }

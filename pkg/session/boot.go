@@ -289,7 +289,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 			prepared = config.PrepareGolden
 		}
 		again = true
-		if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
+		if err := errors.Join(b.w.Sessions.Gateway(*s).Stop(ctx), b.w.Driver.Delete(ctx, s.VM())); err != nil {
 			return nil, err
 		}
 	}

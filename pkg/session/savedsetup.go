@@ -213,7 +213,7 @@ func (b booter) detachSavedSetup(ctx context.Context, s *Session) (err error) {
 	if *s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Forked = false }); err != nil {
 		return err
 	}
-	if err := errors.Join(b.w.Driver.Delete(ctx, s.VM()), b.w.Sessions.Gateway(*s).Stop(ctx)); err != nil {
+	if err := errors.Join(b.w.Sessions.Gateway(*s).Stop(ctx), b.w.Driver.Delete(ctx, s.VM())); err != nil {
 		return err
 	}
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {

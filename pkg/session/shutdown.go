@@ -81,6 +81,10 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	return s, errors.Join(err, statusErr)
 }
 
+// shutdownRounds is how often a shutdown records the work again because programs had run in the
+// guest meanwhile.
+const shutdownRounds = 3
+
 // prepareShutdown prepares the guest for its shutdown, within the time that a working guest
 // needs. First the agents end, so that nothing changes any more. It returns the work that would
 // be lost with the guest, nil when that is unknown, the commits that it fetched, nil if it fetched
@@ -101,20 +105,21 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	}
 	var saving sync.WaitGroup
 	saving.Go(func() { w.homeFiles().saveHome(ctx, s, g) })
-	if s.Status.Base != nil {
-		saved, err = w.fetchBeforeStop(ctx, s, conn)
-		if err != nil {
-			w.warn(ctx, s.ID, fail.HintOf(err), "its commits were not fetched: %v", err)
+	for range shutdownRounds {
+		work, saved = w.recordWork(ctx, s, conn)
+		saving.Wait() // saving asks the guest for its secrets and may take long
+		// A service of a guest that had just booted may have started, or the user may have logged in.
+		// Then the work may have changed since it was recorded.
+		ended, err := w.quiesce(ctx, g)
+		if err == nil && len(ended) == 0 {
+			break
 		}
-		if work, err = w.unsavedAtStop(ctx, s, conn); err != nil {
-			w.warn(ctx, s.ID, "", "unsaved work cannot be determined: %v", err)
-		}
-	}
-	saving.Wait() // saving asks the guest for its secrets and may take long
-	// The user may have logged in meanwhile. Then the work may have changed since.
-	if ended, err := w.quiesce(ctx, g); err != nil || ended > 0 {
-		w.Log.WarnContext(ctx, "programs ran in the guest during its shutdown", "ended", ended, "error", err)
+		w.Log.WarnContext(ctx, "programs ran in the guest during its shutdown",
+			"count", len(ended), "names", ended[:min(len(ended), 10)], "error", err)
 		work, saved = nil, nil
+		if err != nil {
+			break
+		}
 	}
 	ctx, cancelWipe := context.WithTimeout(ctx, 20*time.Second)
 	defer cancelWipe()
@@ -127,8 +132,24 @@ func (w *Worker) prepareShutdown(ctx context.Context, s Session) (work *repo.Wor
 	}
 }
 
-// quiesce ends the programs in the guest, and returns how many there were.
-func (w *Worker) quiesce(ctx context.Context, g guestclient.Guest) (ended int, err error) {
+// recordWork returns the work that would be lost with the guest, nil when that is unknown, and the
+// commits that it fetched, nil if it fetched none.
+func (w *Worker) recordWork(ctx context.Context, s Session, g repo.Guest) (work *repo.WorkState, saved *Saved) {
+	if s.Status.Base == nil {
+		return nil, nil
+	}
+	saved, err := w.fetchBeforeStop(ctx, s, g)
+	if err != nil {
+		w.warn(ctx, s.ID, fail.HintOf(err), "its commits were not fetched: %v", err)
+	}
+	if work, err = w.unsavedAtStop(ctx, s, g); err != nil {
+		w.warn(ctx, s.ID, "", "unsaved work cannot be determined: %v", err)
+	}
+	return work, saved
+}
+
+// quiesce ends the programs in the guest, and returns the names of their processes.
+func (w *Worker) quiesce(ctx context.Context, g guestclient.Guest) (ended []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return g.Quiesce(ctx)

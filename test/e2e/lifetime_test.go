@@ -28,7 +28,8 @@ func TestLifetime(t *testing.T) {
 		t.Error("file of the first session in the second = exists, want a checkout of its own")
 	}
 
-	// Programs of the user, of root, and in tmux, which ignore the request to end.
+	// Programs of the user and in tmux, which ignore the request to end, and a service that
+	// starts another program of the user once they have ended.
 	b.MustIn("project@fix", `git config user.name a; git config user.email a@localhost
 		cat >/tmp/loop <<'EOF'
 trap '' TERM HUP
@@ -36,7 +37,13 @@ cd ~/project
 while :; do git commit -q --allow-empty -m "$1"; sleep 0.3; done
 EOF
 		setsid sh /tmp/loop user >/dev/null 2>&1 &
-		tmux new-window -d -t agent 'sh /tmp/loop tmux'`)
+		tmux new-window -d -t agent 'sh /tmp/loop tmux'
+		cat >/tmp/late <<'EOF'
+while pgrep -f /tmp/loop; do sleep 0.2; done
+sleep 1
+exec setpriv --reuid "$1" --regid "$1" --clear-groups sh -c 'git -C "$1" commit --allow-empty -m late; sleep 60' sh "$2"
+EOF
+		sudo systemd-run -q sh /tmp/late "$(id -u)" ~/project`)
 	view := func() (v session.View) {
 		var all []session.View
 		if err := json.Unmarshal([]byte(b.Asz("list", "--json")), &all); err != nil {

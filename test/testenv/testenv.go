@@ -42,16 +42,20 @@ func ShortDir(t testing.TB) string {
 	return dir
 }
 
-// WaitFor polls until done returns true. It is for conditions that offer nothing to wait on.
+// WaitFor polls until done returns true. It is for conditions that offer nothing to wait on. A
+// slow done gets longer pauses, so that polling takes at most a fifth of a core.
 func WaitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	const limit = 5 * time.Minute // even a slow machine with an emulated VM needs less
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(limit); !done(); <-tick.C {
+	for end := time.Now().Add(limit); ; {
+		began := time.Now()
+		if done() {
+			return
+		}
 		if time.Now().After(end) {
 			t.Fatalf("%s: not within %v", what, limit)
 		}
+		time.Sleep(min(max(4*time.Since(began), 5*time.Millisecond), time.Second))
 	}
 }
 
