@@ -56,6 +56,7 @@ fmt: $(GOFUMPT)
 
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
+	go vet -tags bench,e2e,escape,fault,vmtest,netns,browser,conformance ./test/...
 
 # Lima's host agent needs cgo on darwin; everything else must build without cgo.
 vet-darwin:

@@ -70,7 +70,7 @@ func TestLifecycleSetup(t *testing.T) {
 	for range runs() {
 		open(noSetup, "", "plain")
 		open(firstSetup, session.SetupDone, "project")
-		open(laterSetup, session.SetupKept, "project")
+		open(laterSetup, session.SetupReused, "project")
 		b.Asz("prune", "--unused-for", "0s")
 	}
 	table.done(t, runs(), firstSetup, laterSetup, noSetup)
