@@ -148,6 +148,7 @@ secrets:
 		w.agent(guestproto.AgentIdle, "")
 	})
 	t.Run("it costs little", func(t *testing.T) {
+		long(t)
 		// Its own processor time and its children's; the amount depends on the
 		// machine.
 		b.Write("cost.sh", `pid=$(pgrep -o -u agent -f '^/usr/local/bin/agent-guest watch')

@@ -223,10 +223,14 @@ func installWithApt(t *testing.T, b *box, proxy *proxy, session string) {
 		}
 		proxy.leadsOut(t, u.Hostname(), portOf(u))
 	}
-	// A package without triggers: an initramfs takes an emulated guest minutes.
+	// Packages without triggers: an initramfs takes an emulated guest minutes.
+	packages := "bash-static gh"
+	if !testing.Short() {
+		packages += " python3-requests python3-httpx"
+	}
 	b.MustIn(session, `set -e; if command -v bash-static; then exit 1; fi
 			get="sudo apt-get -qq -o Acquire::https::CaInfo=/tmp/clients/host.crt -o APT::Update::Error-Mode=any"
-			$get update; $get install -y bash-static gh python3-requests python3-httpx; bash-static -c true`)
+			$get update; $get install -y `+packages+`; bash-static -c true`)
 }
 
 // installWithNPM installs a package from the real registry.
@@ -295,6 +299,9 @@ func sendSecret(t *testing.T, b *box, f *forge, session string) {
 		"npm":                {`cd /tmp && npm view private version --registry=https://bound.example/npm/ "--//bound.example/npm/:_authToken=$OTHER"`, "1.2.3"},
 		"another host":       {`curl -sSk -m 120 -H "Authorization: Bearer $OTHER" https://six.example/secret`, "real: false"},
 	} {
+		if testing.Short() && strings.HasPrefix(client, "Python") { // its libraries are not installed
+			continue
+		}
 		if r := b.In(session, c.command); strings.TrimSpace(r.Stdout) != c.want {
 			t.Errorf("%s = %s, want %q", client, r.All(), c.want)
 		}

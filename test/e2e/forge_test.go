@@ -65,7 +65,7 @@ type forge struct {
 
 const (
 	repository = "team/project.git"
-	bigSize    = 256 << 20
+	bigSize    = 96 << 20
 	events     = 6
 )
 

@@ -150,6 +150,7 @@ func TestGolden(t *testing.T) {
 		}
 	})
 	t.Run("it keeps who it is", func(t *testing.T) {
+		long(t)
 		b.MustIn(one, "echo work >work.txt && sync")
 		b.Asz("stop", one)
 		b.Asz("image", "prune") // the image of a stopped session stays

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -24,7 +25,8 @@ echo "level $level on $(hostname), branch $(git branch --show-current)" >"level$
 git add -A && git commit -qm "level $level"
 `
 
-// TestSubtasks runs subtasks three deep in real VMs, and cancels a task with its subtask.
+// TestSubtasks runs subtasks in real VMs, three deep if it is not short, and cancels a task with its
+// subtask.
 func TestSubtasks(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
@@ -33,7 +35,11 @@ func TestSubtasks(t *testing.T) {
 	if out := b.RunIn(clone, "sh", "-c", "git add . && git commit -qm deeper"); out.Code != 0 {
 		t.Fatal(out.All())
 	}
-	b.Write(".config/agent-sessionizer/config.yaml", "subtasks: {count: 4}\ntasks: {slots: 1}\nlimits: {running: 6}\n")
+	levels := 3
+	if testing.Short() {
+		levels = 1
+	}
+	b.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf("subtasks: {count: 4, depth: %d}\n", levels)+"tasks: {slots: 1}\nlimits: {running: 6}\n")
 
 	id := b.submit("{kind: command, command: [bash, deeper.sh, '0']}", "")
 	t.Cleanup(func() {
@@ -46,7 +52,8 @@ func TestSubtasks(t *testing.T) {
 		_ = json.Unmarshal([]byte(out.Stdout), &v) // there may be none yet
 		return v
 	}
-	for _, level := range []string{"level1", "level2", "level3"} {
+	for i := range levels {
+		level := fmt.Sprintf("level%d", i+1)
 		testenv.WaitFor(t, "the agent of "+level, func() bool {
 			s := named(level).State
 			return s != "" && s != "PENDING" && s != "STAGING" && s != "PROVISIONING"
@@ -60,21 +67,21 @@ func TestSubtasks(t *testing.T) {
 	if err := json.Unmarshal([]byte(b.Asz("task", "list", "--json")), &all); err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 4 {
-		t.Fatalf("tasks = %+v, want 4", all)
+	if len(all) != levels+1 {
+		t.Fatalf("tasks = %+v, want %d", all, levels+1)
 	}
 	for _, v := range all {
 		if v.State != "COMPLETED" || v.Depth > 0 && v.Root != id {
 			t.Errorf("task = %+v, want it completed below %s", v, id)
 		}
-		if v.Depth == 3 && !strings.Contains(b.Asz("task", "logs", v.ID), "limit of 3 levels") {
-			t.Errorf("log of level 3 = %s, want the limit of levels", b.Asz("task", "logs", v.ID))
+		if limit := fmt.Sprintf("limit of %d level", levels); v.Depth == levels && !strings.Contains(b.Asz("task", "logs", v.ID), limit) {
+			t.Errorf("log of the last level = %s, want the %s", b.Asz("task", "logs", v.ID), limit)
 		}
 	}
 	// The commits of all levels were merged in the VMs, and came to the host with the task.
 	patch := b.Asz("task", "artifacts", id, "--get", id+".patch")
-	for _, level := range []string{"level 0 on ", "level 1 on ", "level 2 on ", "level 3 on "} {
-		if !strings.Contains(patch, level) {
+	for i := range levels + 1 {
+		if level := fmt.Sprintf("level %d on ", i); !strings.Contains(patch, level) {
 			t.Errorf("patch lacks %q:\n%s", level, patch)
 		}
 	}

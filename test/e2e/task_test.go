@@ -121,7 +121,7 @@ echo staged >staged.txt; git add staged.txt
 printf 'a\0b' >binary; git add binary
 echo untracked >"new
 file.txt"
-mkdir -p out; echo '{}' >out/report.json; head -c 50000000 /dev/urandom >out/large.bin
+mkdir -p out; echo '{}' >out/report.json; head -c 8000000 /dev/urandom >out/large.bin
 echo out >>.git/info/exclude
 cat /proc/self/cgroup`), `artifact_patterns: ["out/**"]`)
 		v := b.until(id, "COMPLETED")
@@ -196,6 +196,7 @@ claude: {prompt: "RUNBASH please"}
 		b.nothingLeft()
 	})
 	t.Run("failure is kept", func(t *testing.T) {
+		long(t)
 		b.manifest(shell("exit 3"), "failure_action: preserve")
 		r := b.Run("agent-sessionizer", "task", "run", "-f", "task.yaml")
 		if r.Code != 8 || !strings.Contains(r.Stderr, "exit code 3") {
