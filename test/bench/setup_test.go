@@ -79,19 +79,15 @@ func TestLifecycleSetup(t *testing.T) {
 // serveRegistry serves the npm registry that this host uses, on loopback.
 func serveRegistry(t *testing.T) *url.URL {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "npm", "config", "get", "registry", "--json")
+	cmd := exec.CommandContext(t.Context(), "npm", "config", "get", "registry")
 	cmd.Dir = filepath.Dir(t.TempDir()) // outside of any project
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("npm config get registry = %v, want nil", err)
 	}
-	var usual string
-	if err := json.Unmarshal(out, &usual); err != nil {
+	to, err := url.Parse(strings.TrimSpace(string(out)))
+	if err != nil || to.Hostname() == "" {
 		t.Fatalf("npm config get registry = %q, %v, want a URL", out, err)
-	}
-	to, err := url.Parse(usual)
-	if err != nil {
-		t.Fatal(err)
 	}
 	s := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(to)
