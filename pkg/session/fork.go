@@ -121,7 +121,7 @@ func (s Session) checkFork(c storedCheckpoint) error {
 			WithHint("agent-sessionizer restore %s %s # then fork the session", s.Name, ssh.Quote(c.Name))
 	case !c.Memory && s.origin() == golden.FromGeneric:
 		return fail.New(fail.Conflict, "fork %s: it has no memory, and a fork would keep the identity of a VM that was made from a generic image", what).
-			WithHint("agent-sessionizer image build --from debian # then open another session")
+			WithHint("agent-sessionizer image build --from %s # then open another session", ssh.Quote(s.Spec.Image))
 	}
 	return nil
 }

@@ -100,7 +100,8 @@ func (b booter) prepareWorkspace(ctx context.Context, s *Session, disks vm.DataD
 	ws.Hostile = ws.Hostile || ws.Writer != "" && ws.Writer != s.ID
 	ws.Writer = s.ID
 	if ws.Hostile && machine && s.origin() == golden.FromGeneric { // its boot looks for settings on all disks
-		return fail.New(fail.Conflict, "an earlier session used it, so it needs a VM made from a golden image").WithHint("agent-sessionizer image build")
+		return fail.New(fail.Conflict, "an earlier session used it, so it needs a VM made from a golden image").
+			WithHint("agent-sessionizer image build --from %s", ssh.Quote(s.Spec.Image))
 	}
 	if err := all.write(ws); err != nil || !ws.Hostile || s.Status.TrustWorkspace || s.Status.SetAside != "" {
 		return err

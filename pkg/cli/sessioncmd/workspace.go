@@ -108,8 +108,8 @@ on. Its checkout stays where it is.`,
 		},
 	}
 	rebind := &cobra.Command{
-		Use: "rebind NAME", Short: "Replace the session of a workspace by a new one",
-		Long: `Replace the session whose checkout is in a workspace by a new one: a new VM with the same
+		Use: "rebind NAME", Short: "Replace the session of a workspace with a new one",
+		Long: `Replace the session whose checkout is in a workspace with a new one: a new VM with the same
 repository and the same /work. The old session is destroyed, with everything outside the
 workspace.`,
 		Example: `  agent-sessionizer workspace rebind scratch
