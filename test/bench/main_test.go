@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	run := func() int { return realvm.Main(m, newWorld, buildLimactl) }
+	run := func() int { return realvm.Main(m, newWorld, buildLimactl, relayRegistry) }
 	if os.Getenv("BENCH") == partTasks { // on fake VMs, which need no image and send nothing
 		run = m.Run
 	}

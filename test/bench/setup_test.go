@@ -3,10 +3,15 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -76,22 +81,44 @@ func TestLifecycleSetup(t *testing.T) {
 	table.done(t, runs(), firstSetup, laterSetup, noSetup)
 }
 
-// serveRegistry serves the npm registry that this host uses, on loopback.
-func serveRegistry(t *testing.T) *url.URL {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "npm", "config", "get", "registry")
-	cmd.Dir = filepath.Dir(t.TempDir()) // outside of any project
+// envRegistry names the socket at which relayRegistry serves the registry.
+const envRegistry = "BENCH_REGISTRY"
+
+// relayRegistry serves the npm registry that this host uses on a socket, for the namespace of the
+// benchmarks, which leads nowhere.
+func relayRegistry(ctx context.Context, dir string) ([]string, error) {
+	cmd := exec.CommandContext(ctx, "npm", "config", "get", "registry")
+	cmd.Dir = dir // outside of any project
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("npm config get registry = %v, want nil", err)
+		return nil, fmt.Errorf("npm config get registry: %w", err)
 	}
 	to, err := url.Parse(strings.TrimSpace(string(out)))
 	if err != nil || to.Hostname() == "" {
-		t.Fatalf("npm config get registry = %q, %v, want a URL", out, err)
+		return nil, fmt.Errorf("npm config get registry = %q, %w, want a URL", out, err)
 	}
-	s := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+	socket := filepath.Join(dir, "registry.sock")
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(to)
 		r.Out.Host = to.Host
+	}}}
+	context.AfterFunc(ctx, func() { s.Close() })
+	go func() { _ = s.Serve(l) }() // until ctx ends
+	return []string{envRegistry + "=" + socket}, nil
+}
+
+// serveRegistry serves the registry of relayRegistry on loopback.
+func serveRegistry(t *testing.T) *url.URL {
+	t.Helper()
+	relay := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", os.Getenv(envRegistry))
+	}}
+	s := httptest.NewServer(&httputil.ReverseProxy{Transport: relay, Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host = "http", "registry"
 	}})
 	t.Cleanup(s.Close)
 	here, err := url.Parse(s.URL)
