@@ -109,9 +109,9 @@ on. Its checkout stays where it is.`,
 	}
 	rebind := &cobra.Command{
 		Use: "rebind NAME", Short: "Replace the session of a workspace with a new one",
-		Long: `Replace the session whose checkout is in a workspace with a new one: a new VM with the same
-repository and the same /work. The old session is destroyed, with everything outside the
-workspace.`,
+		Long: `Replace the session whose checkout is in a workspace with a new one: a new VM with the
+same repository and the same /work. The old session is destroyed, with everything outside
+the workspace.`,
 		Example: `  agent-sessionizer workspace rebind scratch
   agent-sessionizer workspace rebind scratch --profile yolo-workspace`,
 		Args: app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: workspaces,
