@@ -168,18 +168,4 @@ var schema = []string{
 	UPDATE sessions SET label = COALESCE(json_extract(spec, '$.repo.branch'), '') WHERE task = '';
 	DROP INDEX one_session_per_repo;
 	CREATE UNIQUE INDEX one_session_per_label ON sessions(repo_key, label) WHERE task = '' AND phase <> 'gone';`,
-
-	// Tasks of a cluster that this host has claimed, and until when it may write for them: in
-	// nanoseconds since the boot of that id.
-	`CREATE TABLE cluster_tasks (
-		task     TEXT PRIMARY KEY,
-		fence    INTEGER NOT NULL,
-		revision INTEGER NOT NULL,
-		shipped  INTEGER NOT NULL
-	) STRICT, WITHOUT ROWID;
-	CREATE TABLE cluster_lease (
-		one   INTEGER PRIMARY KEY CHECK (one = 1),
-		boot  TEXT NOT NULL,
-		until INTEGER NOT NULL
-	) STRICT;`,
 }

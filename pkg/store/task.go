@@ -84,6 +84,13 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 }
 
 func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, admit func(*sql.Tx) error) (row Task, err error) {
+	labels, err := json.Marshal(n.Labels)
+	if err != nil {
+		return Task{}, err
+	}
+	if n.Status == nil {
+		n.Status = json.RawMessage("{}")
+	}
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if err := unused(ctx, tx, n.ID); err != nil {
 			return err
@@ -91,10 +98,26 @@ func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, a
 		if err := admit(tx); err != nil {
 			return err
 		}
-		n.CreatedAt = now()
-		n.StateChangedAt = n.CreatedAt
-		if err := insertTask(ctx, tx, n, text); err != nil {
+		made := now().UnixMilli()
+		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, made, made,
+			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest), n.Parent, n.Root, n.Depth)
+		if err != nil {
+			return fmt.Errorf("insert task %s: %w", n.ID, err)
+		}
+		num, err := res.LastInsertId()
+		if err != nil {
 			return err
+		}
+		for key, value := range n.Labels {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO task_labels (key, value, task) VALUES (?, ?, ?)`, key, value, num); err != nil {
+				return fmt.Errorf("label task %s: %w", n.ID, err)
+			}
+		}
+		if text != nil {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
+				return fmt.Errorf("store text of task %s: %w", n.ID, err)
+			}
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
 			return err
@@ -102,38 +125,6 @@ func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, a
 		return row.load(ctx, tx, n.ID)
 	})
 	return row, err
-}
-
-// insertTask adds the row of a task, its labels, and what was submitted.
-func insertTask(ctx context.Context, tx *sql.Tx, n Task, text []byte) error {
-	labels, err := json.Marshal(n.Labels)
-	if err != nil {
-		return err
-	}
-	if n.Status == nil {
-		n.Status = json.RawMessage("{}")
-	}
-	res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, n.CreatedAt.UnixMilli(), n.StateChangedAt.UnixMilli(),
-		n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest), n.Parent, n.Root, n.Depth)
-	if err != nil {
-		return fmt.Errorf("insert task %s: %w", n.ID, err)
-	}
-	num, err := res.LastInsertId()
-	if err != nil {
-		return err
-	}
-	for key, value := range n.Labels {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO task_labels (key, value, task) VALUES (?, ?, ?)`, key, value, num); err != nil {
-			return fmt.Errorf("label task %s: %w", n.ID, err)
-		}
-	}
-	if text != nil {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
-			return fmt.Errorf("store text of task %s: %w", n.ID, err)
-		}
-	}
-	return nil
 }
 
 // TaskText returns the submitted text as it was written, or nil when none was.
