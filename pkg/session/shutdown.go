@@ -81,8 +81,8 @@ func (w *Worker) stop(ctx context.Context, s Session) (Session, error) {
 	return s, errors.Join(err, statusErr)
 }
 
-// shutdownRounds is how often a shutdown records the work again because programs had run in the
-// guest meanwhile.
+// shutdownRounds is how often a shutdown records the work at most: again each time that programs had
+// run in the guest meanwhile.
 const shutdownRounds = 3
 
 // prepareShutdown prepares the guest for its shutdown, within the time that a working guest
