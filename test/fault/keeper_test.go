@@ -111,7 +111,7 @@ var cases = []kase{
 	{"cascade", guestAgent + ` task submit --name leaf -- sleep 600; sleep 600`, "cancel_grace: 1s", cancelTree, "CANCELLED", 1},
 	{"question", `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest" ask "Go on?" >>input.txt; ` + commit, "", reply, "COMPLETED", 1},
 	// The VM goes away during the first run; the second run uses the same disk.
-	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || sleep 600; ` + commit, "", crash, "COMPLETED", 2},
+	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || exec sleep 600; ` + commit, "", crash, "COMPLETED", 2},
 }
 
 // manifest returns the manifest of the case.
