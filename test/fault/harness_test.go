@@ -322,9 +322,12 @@ func isVM(line string) bool { return strings.Contains(line, " fake-vm ") }
 func isGuest(line string) bool { return isVM(line) || strings.HasPrefix(line, inGuest) }
 
 // vanish ends the VM and everything in it at once. It stops the processes first,
-// because a shell whose command is killed would continue.
+// because a shell whose command is killed would continue. A process may have started others since
+// they were listed.
 func (w *world) vanish() {
-	w.signal(syscall.SIGSTOP, isGuest)
+	for n, before := w.signal(syscall.SIGSTOP, isGuest), -1; n != before; {
+		n, before = w.signal(syscall.SIGSTOP, isGuest), n
+	}
 	w.signal(syscall.SIGKILL, isGuest)
 }
 
