@@ -181,7 +181,7 @@ func (w *world) restore(kill ...string) error {
 		if err := until("read", "agent-sessionizer", "exec", "repo", "--", "true"); err != nil {
 			return err
 		}
-		out, err := w.run(nil, "agent-sessionizer", "exec", "repo", "--", "cat", "file")
+		out, err := w.inGuest("repo", "cat file")
 		if err == nil && strings.TrimSpace(out) != text {
 			err = fmt.Errorf("file in the guest = %q, want %q", out, text)
 		}
@@ -242,11 +242,12 @@ func (w *world) fork(kill ...string) error {
 		}
 	}
 	for _, c := range []struct{ session, command, want string }{
-		{"repo@other", "cat file; echo two >file", "one"},
+		{"repo@other", "cat file", "one"},
+		{"repo@other", "echo two >file", ""},
 		{"repo", "cat file", "one"},
 		{"repo@other", "cat file", "two"},
 	} {
-		out, err := w.run(nil, "agent-sessionizer", "exec", c.session, "--", "sh", "-c", c.command)
+		out, err := w.inGuest(c.session, c.command)
 		if err == nil && strings.TrimSpace(out) != c.want {
 			err = fmt.Errorf("file of %s = %q, want %q", c.session, out, c.want)
 		}
@@ -256,6 +257,17 @@ func (w *world) fork(kill ...string) error {
 	}
 	_, err := w.run(nil, "agent-sessionizer", "destroy", "--force", "repo", "repo@other")
 	return err
+}
+
+// inGuest runs a command in a session that may be repeated: it ends with the keeper whose connection it
+// shares.
+func (w *world) inGuest(session, command string) (out string, err error) {
+	for range 3 {
+		if out, err = w.run(nil, "agent-sessionizer", "exec", session, "--", "sh", "-c", command); err == nil {
+			break
+		}
+	}
+	return out, err
 }
 
 // setUp opens a session of a repository with a setup, and another one, which may start from the result.
@@ -283,10 +295,7 @@ func (w *world) setUp(first, second []string) error {
 				return fmt.Errorf("open %s: %w: %s\n%s", s.name, err, out, logs)
 			}
 		}
-		out, err := w.run(nil, "agent-sessionizer", "exec", "repo@"+s.name, "--", "cat", "installed")
-		if err != nil { // a command ends with the keeper whose connection it shares
-			out, err = w.run(nil, "agent-sessionizer", "exec", "repo@"+s.name, "--", "cat", "installed")
-		}
+		out, err := w.inGuest("repo@"+s.name, "cat installed")
 		if err != nil || out != "as it was\n" {
 			return fmt.Errorf("result of the setup in %s = %q, %w, want the file", s.name, out, err)
 		}
@@ -329,7 +338,7 @@ func (w *world) rebind(first, second []string) error {
 	if err := until("rebind", second, "sh", "-c", `agent-sessionizer exec repo -- test ! -e .envrc || agent-sessionizer workspace rebind scratch || `+open+` && agent-sessionizer exec repo -- test ! -e .envrc`); err != nil {
 		return err
 	}
-	out, err := w.run(nil, "agent-sessionizer", "exec", "repo", "--", "sh", "-c", "cat notes; git log -1 --format=%s; git config core.pager; git status --short")
+	out, err := w.inGuest("repo", "cat notes; git log -1 --format=%s; git config core.pager; git status --short")
 	if want := "work\nmine\n?? notes\n"; err == nil && out != want {
 		err = fmt.Errorf("in the second session = %q, want %q", out, want)
 	}
