@@ -100,7 +100,7 @@ escape escape-short: guest ## root in a guest tries to escape; escape first chec
 # Like the escapes: its last line is the result.
 fault fault-short: guest ## tasks that are killed, stopped or cut off at every point, and failing hosts and guests; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault
-	cd test/fault && ../../bin/fault.test -test.v -test.timeout 60m -test.short=$(if $(filter fault-short,$@),true,false)
+	cd test/fault && ../../bin/fault.test -test.v -test.timeout 120m -test.short=$(if $(filter fault-short,$@),true,false)
 
 # Not part of any other target: N mutants of each package take minutes to an hour.
 PKG ?= policy gateway repo store task session secret server homearchive config ssh attach
