@@ -167,13 +167,19 @@ func flushFiles(ctx context.Context, g guestclient.Guest) error {
 	return g.SSH.Run(ctx, "sync", ssh.IO{})
 }
 
+// guestPatience limits the work in a guest before a checkpoint. A guest that hangs is saved nevertheless.
+const guestPatience = time.Minute
+
 func (k checkpointer) inGuest(ctx context.Context, s Session, f func(context.Context, guestclient.Guest) error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	limited, cancel := context.WithTimeoutCause(ctx, guestPatience, fail.New(fail.Timeout, "the guest did not answer within %v", guestPatience))
 	defer cancel()
-	conn, err := Connections{Paths: k.w.Sessions.Config.Paths}.DialOwn(ctx, s)
+	conn, err := Connections{Paths: k.w.Sessions.Config.Paths}.DialOwn(limited, s)
 	if err == nil {
 		defer conn.Close()
-		err = f(ctx, s.Guest(conn))
+		err = f(limited, s.Guest(conn))
+	}
+	if err != nil && limited.Err() != nil {
+		err = errors.Join(context.Cause(limited), err)
 	}
 	if err != nil && ctx.Err() == nil {
 		k.w.Log.WarnContext(ctx, "failed to prepare the guest for a checkpoint", "error", err)
