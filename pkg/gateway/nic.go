@@ -17,7 +17,6 @@ const nicID = 1
 // nic is the stack's network card. Unless a VM is connected to it, it drops everything.
 type nic struct {
 	filter     filter
-	lease      deadline // of what the guest sends
 	mtu        uint32
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	dropped    func(drop)
@@ -88,11 +87,7 @@ func (l *nic) input(frame []byte) {
 	if d == nil {
 		return
 	}
-	why := l.filter.check(frame)
-	if l.lease.passed() {
-		why = dropLease
-	}
-	if why != accepted {
+	if why := l.filter.check(frame); why != accepted {
 		l.drop(why)
 		return
 	}

@@ -215,7 +215,6 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 	line("id", "%s", v.ID)
 	line("name", "%s", v.Name)
 	line("state", "%s for %s", v.State, console.Ago(v.StateChangedAt))
-	line("host", "%s", v.Host)
 	line("repository", "%s", v.Repository)
 	line("parent", "%s", v.Parent)
 	line("subtasks", "%s", strings.Join(v.Subtasks, " "))
@@ -246,8 +245,6 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 		line("events", "%d of the agent's events were counted but not stored", v.EventsDropped)
 	}
 	line("artifacts", "%d", v.Artifacts)
-	if v.Host == "" {
-		line("directory", "%s", taskDir(h, v.ID))
-	}
+	line("directory", "%s", taskDir(h, v.ID))
 	return nil
 }
