@@ -17,7 +17,7 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -56,7 +56,7 @@ fmt: $(GOFUMPT)
 
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
-	go vet -tags bench,e2e,escape,fault,vmtest,netns,browser,conformance ./test/...
+	go vet -tags bench,chaos,e2e,escape,fault,vmtest,netns,browser,conformance ./test/...
 
 # Lima's host agent needs cgo on darwin; everything else must build without cgo.
 vet-darwin:
@@ -98,6 +98,10 @@ escape escape-short: guest ## root in a guest tries to escape; escape first chec
 	cd test/escape && ../../bin/escape.test -test.v -test.timeout 150m -test.short=$(if $(filter escape-short,$@),true,false)
 
 # Like the escapes: its last line is the result.
+chaos: guest ## 2,000 tasks on a cluster of five hosts, with killed and frozen processes, cut and slow links, and wrong clocks; on fake VMs
+	go test -c -tags chaos -o bin/chaos.test ./test/chaos
+	cd test/chaos && ../../bin/chaos.test -test.v -test.timeout 4h
+
 fault fault-short: guest ## tasks that are killed, stopped or cut off at every point, and failing hosts and guests; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault
 	cd test/fault && ../../bin/fault.test -test.v -test.timeout 120m -test.short=$(if $(filter fault-short,$@),true,false)

@@ -59,6 +59,11 @@ const (
 	WorkspaceDetached Type = "workspace_detached"
 	WorkspaceResized  Type = "workspace_resized"
 	WorkspaceDeleted  Type = "workspace_deleted"
+
+	HostInvited Type = "host_invited" // to the cluster
+	HostJoined  Type = "host_joined"
+	HostDrained Type = "host_drained"
+	HostRemoved Type = "host_removed"
 )
 
 // Types returns all types.
@@ -68,6 +73,7 @@ func Types() []Type {
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 		SessionForked, WorkspaceCreated, WorkspaceAttached, WorkspaceDetached, WorkspaceResized, WorkspaceDeleted,
+		HostInvited, HostJoined, HostDrained, HostRemoved,
 	}
 }
 

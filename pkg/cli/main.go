@@ -125,7 +125,7 @@ everything else to standard error. Commands that show something have --json.`),
 	for group, cmds := range map[string][]*cobra.Command{
 		"session": {sessioncmd.NewOpenCmd(a), sessioncmd.NewListCmd(a), sessioncmd.NewStatusCmd(a), sessioncmd.NewNextCmd(a), sessioncmd.NewLastCmd(a), sessioncmd.NewAnswerCmd(a), sessioncmd.NewStartCmd(a), sessioncmd.NewStopCmd(a), sessioncmd.NewDestroyCmd(a), sessioncmd.NewLogsCmd(a), sessioncmd.NewUsageCmd(a), sessioncmd.NewBudgetCmd(a), sessioncmd.NewHomeCmd(a), sessioncmd.NewLeaseCmd(a), sessioncmd.NewCheckpointCmd(a), sessioncmd.NewCheckpointsCmd(a), sessioncmd.NewRestoreCmd(a), sessioncmd.NewForkCmd(a), sessioncmd.NewWorkspaceCmd(a)},
 		"work":    {sessioncmd.NewExecCmd(a), sessioncmd.NewSSHCmd(a), sessioncmd.NewSSHConfigCmd(a), sessioncmd.NewCpCmd(a), sessioncmd.NewDiffCmd(a), sessioncmd.NewFetchCmd(a), netcmd.NewNetCmd(a), sessioncmd.NewPortsCmd(a)},
-		"tasks":   {taskcmd.NewTaskCmd(a), servecmd.NewServeCmd(a), servecmd.NewDashboardCmd(a), servecmd.NewMCPCmd(a)},
+		"tasks":   {taskcmd.NewTaskCmd(a), servecmd.NewServeCmd(a), servecmd.NewDashboardCmd(a), servecmd.NewMCPCmd(a), servecmd.NewClusterCmd(a)},
 		"setup":   {imagecmd.NewImageCmd(a), setupcmd.NewSecretsCmd(a), setupcmd.NewLoginCmd(a), setupcmd.NewLogoutCmd(a), setupcmd.NewConfigCmd(a), setupcmd.NewProfileCmd(a), setupcmd.NewContextCmd(a), setupcmd.NewTmuxCmd(a), sessioncmd.NewTrustCmd(a), setupcmd.NewDoctorCmd(a), imagecmd.NewPruneCmd(a), setupcmd.NewAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), sessioncmd.NewPickerCmds(a), newTopics()),
 	} {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func TestBoundsOfValues(t *testing.T) {
 		ok   func(*config.Config) bool
 	}{
 		{"", "", func(c *config.Config) bool {
-			return c.Pool == 0 && c.Tasks == config.Tasks{Slots: 2, CleanupTTL: 360 * time.Hour}
+			return c.Pool == 0 && reflect.DeepEqual(c.Tasks, config.Tasks{Slots: 2, CleanupTTL: 360 * time.Hour})
 		}},
 		{"pool: 0", "", func(c *config.Config) bool { return c.Pool == 0 }},
 		{"pool: 8", "", func(c *config.Config) bool { return c.Pool == 8 }},

@@ -128,6 +128,8 @@ type Limits struct {
 type Tasks struct {
 	Slots      int           `yaml:"slots,omitempty" json:"slots"`             // number of tasks that run at the same time
 	CleanupTTL time.Duration `yaml:"cleanup_ttl,omitempty" json:"cleanup_ttl"` // how long events and the leftovers of a task are kept
+
+	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"` // of this host in its cluster
 }
 
 // document is the content of config.yaml.

@@ -197,6 +197,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	}
 	add(c.Attention.Desktop, "attention", "desktop")
 	add(c.Attention.Command, "attention", "command")
+	add(c.Tasks.Labels, "tasks", "labels")
 	add(c.Dotfiles, "dotfiles")
 	add(c.Roots, "roots")
 	add(set.Persist, "persist")

@@ -92,6 +92,13 @@ func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 // repositories are restored.
 func (p Paths) SavedHomes() string { return filepath.Join(p.State, "homes") }
 
+// Cluster returns the directory with what this host knows of its cluster.
+func (p Paths) Cluster() string { return filepath.Join(p.State, "cluster") }
+
+// Term returns the path of the file that says until when this host may let the guests of its cluster's
+// tasks send.
+func (p Paths) Term() string { return filepath.Join(p.Cluster(), "term.json") }
+
 // Images returns the directory of the guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }
 

@@ -33,6 +33,7 @@ const (
 	dropFragment
 	dropARP
 	dropICMP
+	dropLease  // the host's lease in its cluster has ended
 	dropUnsent // toward the guest: its side did not keep up
 	drops
 )
@@ -40,7 +41,7 @@ const (
 func (d drop) String() string {
 	return [drops]string{
 		"", "too_long", "malformed", "foreign_mac", "foreign_source", "destination",
-		"protocol", "ip_options", "fragment", "arp", "icmp", "unsent",
+		"protocol", "ip_options", "fragment", "arp", "icmp", "lease", "unsent",
 	}[d]
 }
 

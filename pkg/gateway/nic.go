@@ -17,6 +17,7 @@ const nicID = 1
 // nic is the stack's network card. Unless a VM is connected to it, it drops everything.
 type nic struct {
 	filter     filter
+	lease      deadline // of what the guest sends
 	mtu        uint32
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	dropped    func(drop)
@@ -87,7 +88,11 @@ func (l *nic) input(frame []byte) {
 	if d == nil {
 		return
 	}
-	if why := l.filter.check(frame); why != accepted {
+	why := l.filter.check(frame)
+	if l.lease.passed() {
+		why = dropLease
+	}
+	if why != accepted {
 		l.drop(why)
 		return
 	}

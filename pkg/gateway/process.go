@@ -119,7 +119,12 @@ func Main(ctx context.Context, dir string, log *slog.Logger) error {
 		return errors.Join(fmt.Errorf("create the gateway: %w", err), s.decisions.close())
 	}
 	s.reload()
+	leasing, cancel := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	following.Go(func() { s.followLease(leasing) })
 	err = s.serve(ctx, sockets)
+	cancel()
+	following.Wait()
 	return errors.Join(err, writeNames(filepath.Join(dir, namesFile), s.gateway.names.recentNames()), s.gateway.Close(), s.decisions.close())
 }
 
@@ -226,6 +231,7 @@ func (s *server) quitOnce() { s.once.Do(func() { close(s.quit) }) }
 func (s *server) reload() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.readLease()
 	b, err := readFile(filepath.Join(s.dir, policyFile), policy.MaxBytes)
 	if err == nil {
 		s.policy, err = policy.Unmarshal(b)

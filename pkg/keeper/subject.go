@@ -72,7 +72,7 @@ func (c *Task) Lock() string { return c.Worker.Tasks.LockPath(c.ID) }
 func (c *Task) Look(ctx context.Context) (State, error) {
 	t, err := c.Worker.Tasks.Get(ctx, c.ID)
 	return State{
-		Phase: string(t.Phase), Desired: string(t.Desired), Rest: task.AtRest(t.Phase),
+		Phase: string(t.Phase), Desired: string(t.Desired), Rest: t.Host != "" || task.AtRest(t.Phase),
 		Served: t.Desired == task.Run, Quiet: t.Phase == task.Running || t.Phase == task.FailedPreserved,
 	}, err
 }

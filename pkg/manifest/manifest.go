@@ -48,6 +48,7 @@ type Task struct {
 	VM         VM         `json:"vm" doc:"The task's own VM, or the existing session that it runs in."`
 	Secrets    []Secret   `json:"secrets,omitempty" max:"64" quiet:"true" own:"*" doc:"Environment variables of the agent, given as references. Their values are resolved while the VM boots, and are never written to a disk."`
 	Budget     Budget     `json:"budget,omitzero" own:"*" doc:"What the task may use of models, in addition to the configured budget: the lower limit counts."`
+	Placement  Placement  `json:"placement,omitzero" own:"*" doc:"Which hosts of a cluster may run the task. It has no effect on a host that belongs to none."`
 	Subtasks   Subtasks   `json:"subtasks" doc:"What the agent may submit as subtasks, within the configured limits. It has no effect beside vm.session."`
 	Lifecycle  Lifecycle  `json:"lifecycle" doc:"Time limits, reactions to failures, and files to collect."`
 
@@ -140,6 +141,13 @@ type Subtasks struct {
 // KeepOrphans is the value of Orphans that lets subtasks continue.
 const KeepOrphans = "keep"
 
+// Placement limits the hosts of a cluster that may run a task.
+type Placement struct {
+	Host   string            `json:"host,omitempty" like:"word" doc:"The name of the only host that may run the task."`
+	Arch   string            `json:"arch,omitempty" enum:"amd64|arm64" doc:"The architecture of the host; any when omitted."`
+	Labels map[string]string `json:"labels,omitempty" max:"32" keys:"label" like:"label value" doc:"Labels that the host must have, as its settings define them."`
+}
+
 // Requests are the rules for HTTP requests to a host.
 type Requests struct {
 	Host  string   `json:"host" required:"true" like:"host" doc:"The host, or *.ZONE."`
@@ -197,6 +205,7 @@ type Lifecycle struct {
 	FailureAction    string           `json:"failure_action" default:"destroy" enum:"destroy|preserve" own:"preserve" doc:"What happens to the VM of a failed task."`
 	PreserveFor      measure.Duration `json:"preserve_for" default:"2h" min:"1m" max:"30d" doc:"How long the VM is then kept."`
 	SuccessCodes     []int            `json:"success_codes" default:"0" min:"1" max:"64" doc:"The agent's exit codes that mean success."`
+	Rerun            string           `json:"rerun" default:"if-not-started" enum:"never|if-not-started|always" doc:"Whether another host of a cluster runs the task after its host was lost. if-not-started: only if the agent certainly did not run. always: even if the agent may have run, and pushed, before."`
 	ArtifactPatterns []string         `json:"artifact_patterns,omitempty" max:"100" like:"pattern" doc:"Files of the checkout to collect in addition to the changes. * and ? do not match a /, ** does."`
 	MaxArtifactBytes measure.Size     `json:"max_artifact_bytes" default:"4G" min:"1K" max:"1T" doc:"The limit for all collected files together."`
 	CancelGrace      measure.Duration `json:"cancel_grace" default:"30s" min:"1s" max:"1h" doc:"The time between SIGTERM and SIGKILL."`

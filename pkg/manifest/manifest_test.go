@@ -46,6 +46,7 @@ func defaults() *manifest.Task {
 			HangAction:       "terminate",
 			FailureAction:    "destroy",
 			PreserveFor:      measure.Duration(2 * time.Hour),
+			Rerun:            "if-not-started",
 			SuccessCodes:     []int{0},
 			MaxArtifactBytes: 4 << 30,
 			CancelGrace:      measure.Duration(30 * time.Second),
@@ -188,7 +189,7 @@ func TestEverything(t *testing.T) {
 		Lifecycle: manifest.Lifecycle{
 			Timeout: measure.Duration(60 * time.Hour), StageTimeout: measure.Duration(90 * time.Second),
 			ProvisionTimeout: measure.Duration(90 * time.Minute), HangTimeout: measure.Duration(5 * time.Minute),
-			HangAction: "restart", FailureAction: "preserve", PreserveFor: measure.Duration(day), SuccessCodes: []int{0, 3},
+			HangAction: "restart", FailureAction: "preserve", PreserveFor: measure.Duration(day), SuccessCodes: []int{0, 3}, Rerun: "if-not-started",
 			ArtifactPatterns: []string{"*.patch", "coverage/**/*"}, MaxArtifactBytes: 512 << 20, CancelGrace: measure.Duration(5 * time.Second),
 			Retries: manifest.Retries{Clone: 0, Provision: 1, Connect: measure.Duration(10 * time.Second)},
 			Hang: manifest.Hang{

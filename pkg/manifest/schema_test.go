@@ -148,8 +148,8 @@ func TestSchemaSaysAll(t *testing.T) {
 		}
 	}
 	walk("", root)
-	if defaults != 27 {
-		t.Errorf("defaults = %d, want 27", defaults)
+	if defaults != 28 {
+		t.Errorf("defaults = %d, want 28", defaults)
 	}
 	if !bytes.Equal(manifest.Schema(), manifest.Schema()) {
 		t.Error("two calls of Schema differ, want the same bytes")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
@@ -40,6 +41,9 @@ type Engine struct {
 	Fetch func(context.Context) error
 	// Preflight reports why this host cannot run VMs, before one is created.
 	Preflight func(context.Context) error
+	// Cluster is this host's part in its cluster; nil unless this process serves the API of a
+	// host that belongs to one.
+	Cluster *fleet.Part
 	// Driver returns the VM manager's driver.
 	Driver func() (vm.Driver, error)
 }

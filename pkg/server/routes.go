@@ -56,6 +56,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 				{Name: "images", Description: "Disks from which virtual machines start."},
 				{Name: "secrets", Description: "References to secrets, never their values."},
 				{Name: "dashboard", Description: "Browsers that show the dashboard."},
+				{Name: "cluster", Description: "The hosts that share tasks with this one."},
 				{Name: "server", Description: "The server itself."},
 			},
 			Components: &huma.Components{
@@ -87,6 +88,10 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	serve(s, api, ops.GetBudget)
 	serve(s, api, ops.SetBudget)
 	serve(s, api, ops.GetDisk)
+	serve(s, api, ops.ListClusterHosts)
+	serve(s, api, ops.InviteHost)
+	serve(s, api, ops.DrainHost)
+	serve(s, api, ops.RemoveHost)
 	s.dashboardRoutes(api, mux)
 	s.overviewRoute(api)
 	mux.Handle("POST "+mcpPath, s.mcpHandler())

@@ -111,6 +111,12 @@ func (m *Manager) Capacity(ctx context.Context) (Capacity, error) {
 	return Capacity{m, others, host}, err
 }
 
+// Free returns the host's free memory and disk space beyond its reserves, in bytes.
+func (r *Capacity) Free() (memory, disk int64) {
+	l := r.m.Config.Limits
+	return int64(max(0, r.host.FreeMemory-l.MemoryReserve)), int64(max(0, r.host.FreeDisk-l.DiskReserve))
+}
+
 // Reserve reserves the capacity for one more session, or returns why none is left.
 // Copies of a Capacity are independent.
 func (r *Capacity) Reserve(asked Request) error {

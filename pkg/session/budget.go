@@ -65,6 +65,9 @@ func (net Net) gateway(ctx context.Context, s Session) (gateway.Process, error) 
 			}
 		}
 	}
+	if err := net.leaseOf(ctx, s, g); err != nil {
+		return g, err
+	}
 	c := net.Sessions.Config
 	return g, g.WriteMetering(gateway.Metering{
 		Store: c.Paths.Store(), Session: s.ID, RepoKey: s.RepoKey, Task: s.Task, Tree: s.Tree(), Shared: shared, Prices: c.Prices,

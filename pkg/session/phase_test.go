@@ -162,7 +162,7 @@ func TestDestroyWinsOverVMThatEnded(t *testing.T) {
 	if _, err := w.Sessions.SetDesired(t.Context(), s, Gone); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := w.markPoweredOff(t.Context(), s); err != nil || got.Phase != Stopped || got.Desired != Gone {
+	if got, err := w.markPoweredOff(t.Context(), s, errPoweredOff); err != nil || got.Phase != Stopped || got.Desired != Gone {
 		t.Fatalf("markPoweredOff = phase %s, desired %s, %v, want %s, %s", got.Phase, got.Desired, err, Stopped, Gone)
 	}
 }

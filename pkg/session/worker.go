@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -278,7 +279,13 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case m.State == vm.Broken:
 			return w.markBroken(context.WithoutCancel(ctx), s, fail.New(fail.Failure, "the VM is broken: %s", m.Reason))
 		case m.State == vm.Stopped:
-			return w.markPoweredOff(context.WithoutCancel(ctx), s)
+			return w.markPoweredOff(context.WithoutCancel(ctx), s, errPoweredOff)
+		}
+		if cause := w.Sessions.lapsed(ctx, s); cause != nil && ctx.Err() == nil {
+			if err := w.Driver.Stop(context.WithoutCancel(ctx), s.VM(), nil, 0); err != nil {
+				return s, err
+			}
+			return w.markPoweredOff(context.WithoutCancel(ctx), s, cause)
 		}
 		if err := monitor.check(ctx, w, s); err != nil {
 			return w.markBroken(context.WithoutCancel(ctx), s, err)
@@ -345,11 +352,12 @@ func (w *Worker) reload(ctx context.Context, id string, previous *config.Config)
 	return settings
 }
 
+var errPoweredOff = errors.New("the VM stopped unexpectedly (powered off from inside, or its process was killed)")
+
 // markPoweredOff records that the guest powered off, or that its process was killed.
 // What the agent has not written to the disk is lost; the disk is not.
-func (w *Worker) markPoweredOff(ctx context.Context, s Session) (Session, error) {
-	const msg = "the VM stopped unexpectedly (powered off from inside, or its process was killed)"
-	hint := "agent-sessionizer open " + s.Name
+func (w *Worker) markPoweredOff(ctx context.Context, s Session, cause error) (Session, error) {
+	msg, hint := cause.Error(), cmp.Or(fail.HintOf(cause), "agent-sessionizer open "+s.Name)
 	var statusErr error
 	row, err := w.Sessions.Store.Advance(ctx, s.ID, string(s.Phase), string(Stopped),
 		store.NewEvent(EventPhase, PhaseChange{From: s.Phase, To: Stopped, Desired: Stopped, Code: fail.Failure.String(), Reason: msg, Hint: hint}),

@@ -56,8 +56,11 @@ func appendEvents(ctx context.Context, tx *sql.Tx, subject string, evs []Event) 
 	if len(evs) == 0 {
 		return nil
 	}
-	_, seq, err := eventRange(ctx, tx, subject)
-	if err != nil {
+	if err := fenced(ctx, tx, subject); err != nil {
+		return err
+	}
+	var seq int64
+	if err := tx.QueryRowContext(ctx, `SELECT coalesce(max(seq), 0) FROM events WHERE subject = ?`, subject).Scan(&seq); err != nil {
 		return err
 	}
 	at := now().UnixMilli()
@@ -109,7 +112,7 @@ func (s *Store) EventRange(ctx context.Context, subject string) (oldest, newest 
 func eventRange(ctx context.Context, q queryer, subject string) (oldest, newest int64, err error) {
 	// Two lookups at the ends of the index; a single aggregate would read everything
 	// between.
-	err = q.QueryRowContext(ctx, `SELECT coalesce((SELECT min(seq) FROM events WHERE subject = ?1), 0), coalesce((SELECT max(seq) FROM events WHERE subject = ?1), 0)`,
+	err = q.QueryRowContext(ctx, `SELECT coalesce((SELECT min(seq) FROM events WHERE subject = ?1), 0), min(coalesce((SELECT max(seq) FROM events WHERE subject = ?1), 0), `+shown+`)`,
 		subject).Scan(&oldest, &newest)
 	return oldest, newest, err
 }
@@ -150,8 +153,18 @@ func (s *Store) events(ctx context.Context, subject string, after int64, limit, 
 	return evs, nil
 }
 
+// readEvents returns the events that are shown.
 func readEvents(ctx context.Context, q queryer, subject string, after int64, limit, bytes int) ([]Event, error) {
-	rows, err := q.QueryContext(ctx, `SELECT subject, seq, at, kind, data FROM events WHERE subject = ? AND seq > ? ORDER BY seq LIMIT ?`, subject, after, limit)
+	return scanEvents(ctx, q, `AND seq <= `+shown, subject, after, limit, bytes)
+}
+
+// storedEvents works as readEvents does, also for those that are not shown yet.
+func storedEvents(ctx context.Context, q queryer, subject string, after int64, limit, bytes int) ([]Event, error) {
+	return scanEvents(ctx, q, "", subject, after, limit, bytes)
+}
+
+func scanEvents(ctx context.Context, q queryer, which, subject string, after int64, limit, bytes int) ([]Event, error) {
+	rows, err := q.QueryContext(ctx, `SELECT subject, seq, at, kind, data FROM events WHERE subject = ?1 AND seq > ?2 `+which+` ORDER BY seq LIMIT ?3`, subject, after, limit)
 	if err != nil {
 		return nil, err
 	}

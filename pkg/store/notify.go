@@ -242,7 +242,8 @@ func (g *poller) poll(ctx context.Context, f *notifier) (written bool, err error
 
 // newest returns the sequence numbers of the subjects' last events, with one query.
 func (g *poller) newest(ctx context.Context, subjects []string) (map[string]int64, error) {
-	rows, err := g.conn.QueryContext(ctx, `SELECT value, coalesce((SELECT max(seq) FROM events WHERE subject = value), 0) FROM json_each(?)`, list(subjects))
+	rows, err := g.conn.QueryContext(ctx, `SELECT value, min(coalesce((SELECT max(seq) FROM events WHERE subject = value), 0),
+		coalesce((SELECT shipped FROM cluster_tasks WHERE task = value), 9223372036854775807)) FROM json_each(?)`, list(subjects))
 	if err != nil {
 		return nil, err
 	}

@@ -46,6 +46,9 @@ func change[R any, P record[R]](ctx context.Context, tx *sql.Tx, id string, row 
 	if err != nil {
 		return err
 	}
+	if err := fenced(ctx, tx, id); err != nil {
+		return err
+	}
 	if *phase != before {
 		*since = now()
 	}

@@ -168,4 +168,33 @@ var schema = []string{
 	UPDATE sessions SET label = COALESCE(json_extract(spec, '$.repo.branch'), '') WHERE task = '';
 	DROP INDEX one_session_per_repo;
 	CREATE UNIQUE INDEX one_session_per_label ON sessions(repo_key, label) WHERE task = '' AND phase <> 'gone';`,
+
+	// A cluster. host is the host that has a task: '' for this one, '*' for none yet. In
+	// cluster_host, until is in nanoseconds since the boot of that id, and position is how far this
+	// host has read the cluster's log of tasks.
+	`ALTER TABLE tasks ADD COLUMN host TEXT NOT NULL DEFAULT '';
+	DROP INDEX task_queue;
+	DROP INDEX subtask_queue;
+	CREATE INDEX task_queue ON tasks(phase, priority DESC) WHERE host = '';
+	CREATE INDEX subtask_queue ON tasks(phase, priority DESC) WHERE parent <> '' AND host = '';
+	CREATE INDEX tasks_here ON tasks(phase) WHERE host = '';
+	CREATE TABLE cluster_tasks (
+		task     TEXT PRIMARY KEY,
+		fence    INTEGER NOT NULL,
+		revision INTEGER NOT NULL,
+		shipped  INTEGER NOT NULL,
+		settled  INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE INDEX cluster_work ON cluster_tasks(task) WHERE settled = 0;
+	CREATE TABLE cluster_wishes (
+		task    TEXT PRIMARY KEY,
+		desired TEXT NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE TABLE cluster_host (
+		one         INTEGER PRIMARY KEY CHECK (one = 1),
+		incarnation TEXT NOT NULL,
+		boot        TEXT NOT NULL DEFAULT '',
+		until       INTEGER NOT NULL DEFAULT 0,
+		position    INTEGER NOT NULL DEFAULT 0
+	) STRICT;`,
 }

@@ -75,7 +75,7 @@ func (s *Store) Kin(ctx context.Context, root string) (all []Kin, err error) {
 func (s *Store) Subtasks(ctx context.Context, phases []string) (rows []Task, err error) {
 	err = s.db.retryBusy(ctx, func() error {
 		rows, err = collect(ctx, s.db.sql, scanTask, `SELECT `+taskColumns+` FROM tasks INDEXED BY subtask_queue
-			WHERE phase IN (SELECT value FROM json_each(?)) AND parent <> '' ORDER BY num`, list(phases))
+			WHERE phase IN (SELECT value FROM json_each(?)) AND parent <> '' AND host = '' ORDER BY num`, list(phases))
 		return err
 	})
 	return rows, err

@@ -26,6 +26,7 @@ type Task struct {
 	Parent         string // for a subtask, the task or session that submitted it; never changes
 	Root           string // the task or session at the top of a subtask's tree; never changes
 	Depth          int    // 1 for a subtask of the root; never changes
+	Host           string // of the cluster, that has the task: "" for this one, Waiting for none yet
 	CreatedAt      time.Time
 	StateChangedAt time.Time
 	ErrorCode      string // "" when nothing failed
@@ -44,14 +45,14 @@ func (t *Task) SetError(code, message, hint string) {
 func (t *Task) title() string                { return "task " + t.ID }
 func (t *Task) state() (*string, *time.Time) { return &t.Phase, &t.StateChangedAt }
 
-const taskColumns = `num, id, name, phase, desired, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, status, manifest, parent, root, depth`
+const taskColumns = `num, id, name, phase, desired, priority, session, created_at, state_changed_at, error_code, error_message, error_hint, labels, status, manifest, parent, root, depth, host`
 
 func scanTask(row scanner) (Task, error) {
 	var t Task
 	var num, created, changed int64
 	var labels, status, manifest string
 	err := row.Scan(&num, &t.ID, &t.Name, &t.Phase, &t.Desired, &t.Priority, &t.SessionID, &created, &changed,
-		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &status, &manifest, &t.Parent, &t.Root, &t.Depth)
+		&t.ErrorCode, &t.ErrorMessage, &t.ErrorHint, &labels, &status, &manifest, &t.Parent, &t.Root, &t.Depth, &t.Host)
 	if err != nil {
 		return Task{}, err
 	}
@@ -84,13 +85,6 @@ func (s *Store) CreateTask(ctx context.Context, n Task, text []byte, ev Event) (
 }
 
 func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, admit func(*sql.Tx) error) (row Task, err error) {
-	labels, err := json.Marshal(n.Labels)
-	if err != nil {
-		return Task{}, err
-	}
-	if n.Status == nil {
-		n.Status = json.RawMessage("{}")
-	}
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if err := unused(ctx, tx, n.ID); err != nil {
 			return err
@@ -98,33 +92,54 @@ func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, a
 		if err := admit(tx); err != nil {
 			return err
 		}
-		made := now().UnixMilli()
-		res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, made, made,
-			n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest), n.Parent, n.Root, n.Depth)
-		if err != nil {
-			return fmt.Errorf("insert task %s: %w", n.ID, err)
-		}
-		num, err := res.LastInsertId()
-		if err != nil {
+		n.CreatedAt = now()
+		n.StateChangedAt = n.CreatedAt
+		if err := insertTask(ctx, tx, n, text); err != nil {
 			return err
-		}
-		for key, value := range n.Labels {
-			if _, err := tx.ExecContext(ctx, `INSERT INTO task_labels (key, value, task) VALUES (?, ?, ?)`, key, value, num); err != nil {
-				return fmt.Errorf("label task %s: %w", n.ID, err)
-			}
-		}
-		if text != nil {
-			if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
-				return fmt.Errorf("store text of task %s: %w", n.ID, err)
-			}
 		}
 		if err := appendEvents(ctx, tx, n.ID, []Event{ev}); err != nil {
 			return err
 		}
+		if n.Host != "" {
+			if err := putClaim(ctx, tx, Claim{Task: n.ID}); err != nil {
+				return err
+			}
+		}
 		return row.load(ctx, tx, n.ID)
 	})
 	return row, err
+}
+
+// insertTask adds the row of a task, its labels, and what was submitted.
+func insertTask(ctx context.Context, tx *sql.Tx, n Task, text []byte) error {
+	labels, err := json.Marshal(n.Labels)
+	if err != nil {
+		return err
+	}
+	if n.Status == nil {
+		n.Status = json.RawMessage("{}")
+	}
+	res, err := tx.ExecContext(ctx, `INSERT INTO tasks (`+taskColumns+`) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		n.ID, n.Name, n.Phase, n.Desired, n.Priority, n.SessionID, n.CreatedAt.UnixMilli(), n.StateChangedAt.UnixMilli(),
+		n.ErrorCode, n.ErrorMessage, n.ErrorHint, string(labels), string(n.Status), string(n.Manifest), n.Parent, n.Root, n.Depth, n.Host)
+	if err != nil {
+		return fmt.Errorf("insert task %s: %w", n.ID, err)
+	}
+	num, err := res.LastInsertId()
+	if err != nil {
+		return err
+	}
+	for key, value := range n.Labels {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO task_labels (key, value, task) VALUES (?, ?, ?)`, key, value, num); err != nil {
+			return fmt.Errorf("label task %s: %w", n.ID, err)
+		}
+	}
+	if text != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO task_texts (task, text) VALUES (?, ?)`, n.ID, text); err != nil {
+			return fmt.Errorf("store text of task %s: %w", n.ID, err)
+		}
+	}
+	return nil
 }
 
 // TaskText returns the submitted text as it was written, or nil when none was.
@@ -162,6 +177,7 @@ type TaskFilter struct {
 	Name        string
 	IDPrefix    string
 	Label       Label
+	Here        bool   // only those that this host has
 	OldestFirst bool   // instead of newest first
 	After       string // id of a task: only those that come after it, for the next page
 	Limit       int    // 0 means all
@@ -223,10 +239,17 @@ func (f TaskFilter) query(after int64) (query string, args []any) {
 		ways, all = all[:1], all[1:]
 	case len(phases) > 0:
 		for _, phase := range phases {
-			ways = append(ways, condition{`tasks INDEXED BY tasks_by_phase`, `num`, `phase = ?`, []any{phase}})
+			if f.Here {
+				ways = append(ways, condition{`tasks INDEXED BY tasks_here`, `num`, `phase = ? AND host = ''`, []any{phase}})
+			} else {
+				ways = append(ways, condition{`tasks INDEXED BY tasks_by_phase`, `num`, `phase = ?`, []any{phase}})
+			}
 		}
 	default:
 		ways = []condition{{`tasks NOT INDEXED`, `num`, `true`, nil}}
+	}
+	if f.Here {
+		all = append(all, condition{where: `host = ''`})
 	}
 
 	beyond, order := ` < ?`, ` DESC`
@@ -258,7 +281,7 @@ func list(all []string) string {
 	return string(b)
 }
 
-// TaskCounts returns how many tasks are in each phase that has any.
+// TaskCounts returns how many of this host's tasks are in each phase that has any.
 func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err error) {
 	type count struct {
 		phase string
@@ -268,7 +291,7 @@ func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err erro
 		all, err := collect(ctx, s.db.sql, func(row scanner) (c count, err error) {
 			err = row.Scan(&c.phase, &c.n)
 			return c, err
-		}, `SELECT phase, count(*) FROM tasks INDEXED BY tasks_by_phase GROUP BY phase`)
+		}, `SELECT phase, count(*) FROM tasks INDEXED BY tasks_here WHERE host = '' GROUP BY phase`)
 		counts = make(map[string]int, len(all))
 		for _, c := range all {
 			counts[c.phase] = c.n
@@ -332,10 +355,10 @@ func (s *Store) Admit(ctx context.Context, q Queue, decide func(active []Task, w
 }
 
 const (
-	activeQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY tasks_by_phase WHERE phase IN (SELECT value FROM json_each(?)) ORDER BY num`
-	queueQuery  = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY task_queue WHERE phase = ? AND parent = '' ORDER BY priority DESC, num`
+	activeQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY tasks_here WHERE phase IN (SELECT value FROM json_each(?)) AND host = '' ORDER BY num`
+	queueQuery  = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY task_queue WHERE phase = ? AND host = '' AND parent = '' ORDER BY priority DESC, num`
 	// subtaskQuery selects the subtasks of the queue.
-	subtaskQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY subtask_queue WHERE phase = ? AND parent <> '' ORDER BY priority DESC, num`
+	subtaskQuery = `SELECT ` + taskColumns + ` FROM tasks INDEXED BY subtask_queue WHERE phase = ? AND parent <> '' AND host = '' ORDER BY priority DESC, num`
 )
 
 // walkQueue yields the tasks that wait in phase, in the queue's order.

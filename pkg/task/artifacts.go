@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // ErrPruned means that the logs and artifacts of a task were removed, some time after
@@ -17,6 +18,10 @@ var ErrPruned = errors.New("its logs and artifacts were removed")
 // CheckFiles returns an error that wraps ErrPruned if a task has ended and its files
 // were removed.
 func (m *Manager) CheckFiles(t Task) error {
+	if t.Host != "" && t.Host != store.Waiting {
+		return fail.New(fail.Conflict, "the logs and artifacts of task %s are on host %s", t.ID, t.Host).
+			WithHint("on %s: agent-sessionizer task logs %s", t.Host, t.ID)
+	}
 	if !t.Phase.Over() {
 		return nil
 	}

@@ -101,13 +101,17 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 	if err != nil {
 		return Task{}, nil, err
 	}
+	host, err := m.place(ctx, asked, under)
+	if err != nil {
+		return Task{}, nil, err
+	}
 	id, err := m.reserve(ctx, o, notices)
 	if err != nil {
 		return Task{}, nil, err
 	}
 	row, err := m.create(ctx, store.Task{
 		ID: id, Name: cmp.Or(asked.Metadata.Name, slug), SessionID: in, Phase: string(Pending), Desired: string(Run),
-		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: status,
+		Priority: asked.Metadata.Priority, Labels: asked.Metadata.Labels, Manifest: normal, Status: status, Host: host,
 	}, o.Text, under)
 	if o.Once != nil && fail.CodeOf(err) == fail.Conflict { // the same request, at the same time
 		if t, notices, found, rerr := m.repeated(ctx, o); rerr != nil || found {
@@ -118,10 +122,14 @@ func (m *Manager) Submit(ctx context.Context, asked *manifest.Task, o Submission
 		return Task{}, nil, err
 	}
 	t, err := read(row, nil)
-	if err == nil {
-		m.audit(ctx, audit.TaskSubmitted, t)
+	if err != nil {
+		return t, nil, err
 	}
-	return t, notices, err
+	m.audit(ctx, audit.TaskSubmitted, t)
+	if t.Host != "" && !m.awaitCluster(ctx, t.ID, func(c store.Claim, _ store.Task) bool { return c.Revision > 0 }) {
+		notices = append(notices, unsent)
+	}
+	return t, notices, nil
 }
 
 // sessionRequest describes the session that a task needs for itself.
@@ -208,6 +216,9 @@ func (m *Manager) SetDesired(ctx context.Context, t Task, desired DesiredPhase, 
 	if err := by.checkOwner(t); err != nil {
 		return t, err
 	}
+	if t.Host != "" {
+		return m.wish(ctx, t, desired)
+	}
 	cancelled := false
 	row, err := m.store().UpdateTask(ctx, t.ID, func(row *store.Task) ([]store.Event, error) {
 		cancelled = false // the transaction may run again
@@ -289,7 +300,7 @@ func (m *Manager) Schedule(ctx context.Context) error {
 	if err := m.Cascade(ctx); err != nil {
 		return err
 	}
-	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Limit: 1})
+	waiting, err := m.store().Tasks(ctx, store.TaskFilter{Phases: []string{string(Pending)}, Here: true, Limit: 1})
 	if err != nil || len(waiting) == 0 {
 		return err
 	}
@@ -371,7 +382,7 @@ func reserveCapacity(capacity *session.Capacity, row store.Task) error {
 // Reconcile starts a keeper for every task that needs one and has none, and schedules
 // waiting tasks. Every command calls it, and serve calls it periodically.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !AtRest(p) })})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !AtRest(p) }), Here: true})
 	if err != nil {
 		return err
 	}

@@ -55,6 +55,12 @@ func (rec *recorder) advance(ctx context.Context, t *Task, to Phase, change Phas
 		return fmt.Errorf("task %s: no transition from %s to %s", t.ID, t.Phase, to)
 	}
 	from := t.Phase
+	if to.Over() && !from.Over() {
+		// Otherwise another host of a cluster could take the end of the task for that of its host.
+		if err := rec.tasks.store().WaitShipped(ctx, t.ID); err != nil {
+			return &storeTrouble{err}
+		}
+	}
 	change.From, change.To = from, to
 	if what := ends[to]; what != "" && !from.Over() {
 		rec.tasks.audit(ctx, what, *t) // before the transition: after a crash it may be recorded twice, but is never missing

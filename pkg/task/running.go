@@ -27,6 +27,10 @@ type agentRun struct {
 // launch starts the agent exactly once: a guest that already runs it reports that
 // instead.
 func (a *agentRun) launch(ctx context.Context, t *Task) error {
+	// From here on the agent may have run: all hosts of a cluster know that before it does.
+	if err := a.rec.tasks.store().WaitShipped(ctx, t.ID); err != nil {
+		return &storeTrouble{err}
+	}
 	err := a.vm.withGuest(ctx, *t, func(ctx context.Context, s session.Session, g guestclient.Guest) error {
 		return a.start(ctx, t, s, g)
 	})

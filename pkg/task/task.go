@@ -227,6 +227,7 @@ type View struct {
 	Repository     string               `json:"repository"`
 	Agent          string               `json:"agent"`
 	Model          string               `json:"model,omitempty"`
+	Host           string               `json:"host,omitempty"`       // another host of the cluster, that has the task
 	Session        string               `json:"session,omitempty"`    // the id of its session
 	InSession      bool                 `json:"in_session,omitempty"` // the session existed before and stays
 	CreatedAt      time.Time            `json:"created_at"`
@@ -275,6 +276,9 @@ func (t Task) View() View {
 		StartedAt: optional(t.Status.Started), EndedAt: optional(t.Status.Ended), Attempt: t.Status.Attempt,
 		Outcome: t.Status.Outcome, PreservedUntil: optional(t.Status.Until), Artifacts: len(t.Status.Artifacts),
 		RetryOf: t.Status.RetryOf, Actor: t.Status.Actor, TraceID: t.Status.Trace, EventsDropped: t.Status.Events.Dropped,
+	}
+	if t.Host != store.Waiting {
+		v.Host = t.Host
 	}
 	if t.Parent != "" {
 		v.Parent, v.Root, v.Depth, v.Branch = t.Parent, t.Root, t.Depth, t.Branch()

@@ -26,6 +26,10 @@ type serveOptions struct {
 	expose            bool
 	certFile, keyFile string
 	agentic           bool
+
+	found         bool   // a cluster
+	join          string // file of a token
+	name, address string // of this host in its cluster
 }
 
 func (o *serveOptions) flags(cmd *cobra.Command) {
@@ -55,6 +59,12 @@ it ends or is killed, and commands work with and without it. docs/api.md and
 	}
 	o.flags(cmd)
 	cmd.AddCommand(newServeTokenCmd(a), newServeUnitCmd(a), newServeConnectCmd(a))
+	f := cmd.Flags()
+	f.BoolVar(&o.found, "cluster", false, "found a cluster with this host as its first core; see \"cluster --help\"")
+	f.StringVar(&o.join, "join", "", "join the cluster of the token in `FILE`, - for standard input")
+	f.StringVar(&o.name, "name", "", "`NAME` of this host in its cluster; the host name when omitted")
+	f.StringVar(&o.address, "cluster-address", "", "`ADDRESS:PORT` at which the hosts of the cluster reach this core; the port after it is for other cores")
+	cmd.MarkFlagsMutuallyExclusive("cluster", "join")
 	return cmd
 }
 
@@ -86,6 +96,14 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 		return err
 	}
 	engine.Log = log
+	if err := o.enter(ctx, a, engine); err != nil {
+		return err
+	}
+	part, err := partOf(ctx, engine)
+	if err != nil {
+		return err
+	}
+	engine.Cluster = part
 	s, err := server.New(server.Options{
 		Engine: engine, Log: log, Version: app.Version,
 		Agentic: o.agentic, Listen: o.listen, Expose: o.expose, CertFile: o.certFile, KeyFile: o.keyFile,
@@ -96,6 +114,9 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sweeping sync.WaitGroup
 	sweeping.Go(func() { app.SweepNowAndThen(ctx, m) })
+	if part != nil {
+		sweeping.Go(func() { part.Serve(ctx) })
+	}
 	defer func() { cancel(); sweeping.Wait() }()
 	return s.Run(ctx, func(addr string) {
 		where := server.Socket(m.Config.Paths.State)
@@ -103,6 +124,9 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 			where += " and " + addr
 		}
 		a.Con.Say("serving on %s", where)
+		if part != nil {
+			a.Con.Say("this host is %s in the cluster %s", part.State.Name, part.State.Cluster)
+		}
 	})
 }
 

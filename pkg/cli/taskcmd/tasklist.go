@@ -215,6 +215,7 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 	line("id", "%s", v.ID)
 	line("name", "%s", v.Name)
 	line("state", "%s for %s", v.State, console.Ago(v.StateChangedAt))
+	line("host", "%s", v.Host)
 	line("repository", "%s", v.Repository)
 	line("parent", "%s", v.Parent)
 	line("subtasks", "%s", strings.Join(v.Subtasks, " "))
@@ -245,6 +246,8 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 		line("events", "%d of the agent's events were counted but not stored", v.EventsDropped)
 	}
 	line("artifacts", "%d", v.Artifacts)
-	line("directory", "%s", taskDir(h, v.ID))
+	if v.Host == "" {
+		line("directory", "%s", taskDir(h, v.ID))
+	}
 	return nil
 }

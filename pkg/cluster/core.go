@@ -1,0 +1,208 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// coreTag marks the servers that may hold streams: all but witnesses.
+const coreTag = "core"
+
+// maxMemory limits the memory that streams use. All streams are files.
+const maxMemory = 64 << 20
+
+// CoreOptions describes a core. All fields but Peers and Witness are required.
+type CoreOptions struct {
+	Cluster string // name of the cluster
+	Name    string // of this server; a name is never used again after the server was removed
+	Dir     string // of its streams
+	Store   int64  // maximum size of its streams, in bytes
+	Listen  string // HOST:PORT for hosts; port 0 chooses one
+	Route   string // HOST:PORT for the other cores
+	Peers   []string
+	Witness bool // takes part in votes about the cluster, and holds no streams
+	Log     *slog.Logger
+
+	Keys        *Keys
+	Certificate []byte // PEM, of this host
+	Authority   []byte // PEM, of the cluster, without its private key
+
+	Members     []Membership // who may log in; at least this host
+	Invitations []Invitation
+}
+
+// Core is a NATS server in this process.
+type Core struct {
+	server   *server.Server
+	keys     *Keys
+	operator nkeys.KeyPair // of the server's system account, only for this process
+
+	reload  sync.Mutex // held while the server changes who may log in
+	opts    *server.Options
+	allowed []byte // who may log in, as text; nil before the first change
+
+	// mu is never held during a call of the server, which calls checkCore while it holds locks of
+	// its own.
+	mu    sync.Mutex
+	cores map[string]bool // by nkey: the other servers may be theirs
+}
+
+// startTimeout limits how long a server may take to listen. It waits for its disk only.
+const startTimeout = time.Minute
+
+// StartCore starts a server. It returns once the server listens, which may be before the cluster
+// has a leader.
+func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
+	host, port, err := address(o.Listen)
+	if err != nil {
+		return nil, err
+	}
+	routeHost, routePort, err := address(o.Route)
+	if err != nil {
+		return nil, err
+	}
+	opts := &server.Options{
+		ServerName: o.Name, Host: host, Port: port, NoSigs: true,
+		JetStream: true, StoreDir: o.Dir, JetStreamMaxMemory: maxMemory, JetStreamMaxStore: o.Store,
+		SyncAlways: true, // otherwise a majority that loses its power loses acknowledged entries
+		Cluster: server.ClusterOpts{
+			Name: o.Cluster, Host: routeHost, Port: routePort,
+			NoAdvertise: o.Witness, // its address means nothing to other hosts
+		},
+	}
+	if !o.Witness {
+		opts.Tags = []string{coreTag}
+	}
+	for _, p := range o.Peers {
+		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: p})
+	}
+	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members)}
+	if c.operator, err = nkeys.CreateUser(); err != nil {
+		return nil, err
+	}
+	if opts.Nkeys, err = c.users(o.Members, o.Invitations); err != nil {
+		return nil, err
+	}
+	if opts.TLSConfig, err = o.Keys.forHosts(o.Certificate, o.Authority); err != nil {
+		return nil, err
+	}
+	if opts.Cluster.TLSConfig, err = o.Keys.TLS(o.Certificate, o.Authority, c.checkCore); err != nil {
+		return nil, err
+	}
+	s, err := server.NewServer(opts.Clone())
+	if err != nil {
+		return nil, fail.New(fail.Host, "start the cluster's server: %w", err)
+	}
+	s.SetLoggerV2(serverLog{o.Log.With("server", o.Name)}, false, false, false)
+	go s.Start()
+	c.server = s
+	wait := startTimeout
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end))
+	}
+	if !s.ReadyForConnections(wait) {
+		c.Stop()
+		return nil, fail.New(fail.Host, "start the cluster's server: it does not listen on %s and %s after %v", o.Listen, o.Route, wait)
+	}
+	return c, nil
+}
+
+// checkCore decides about another server.
+func (c *Core) checkCore(i Identity) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !i.Role.Allows(CoreOf) || !c.cores[i.Nkey] {
+		return fail.New(fail.Policy, "host %s is not a core of the cluster", i.Name)
+	}
+	return nil
+}
+
+// address splits HOST:PORT for NATS, whose port 0 means the usual one.
+func address(text string) (host string, port int, err error) {
+	host, name, err := net.SplitHostPort(text)
+	if err == nil {
+		port, err = strconv.Atoi(name)
+	}
+	if err != nil {
+		return "", 0, fail.New(fail.Usage, "address %q must be HOST:PORT", text)
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	return host, port, nil
+}
+
+// Connect logs in as this host, without using the network.
+func (c *Core) Connect() (*nats.Conn, error) {
+	opts, err := login(c.keys.nkey)
+	if err != nil {
+		return nil, err
+	}
+	return c.connect(opts...)
+}
+
+func (c *Core) connect(opts ...nats.Option) (*nats.Conn, error) {
+	return nats.Connect("", append(opts, nats.InProcessServer(c.server))...)
+}
+
+// Routes returns the address at which other cores reach the server.
+func (c *Core) Routes() string { return c.server.ClusterAddr().String() }
+
+// Current reports whether the server knows all that the cluster has decided.
+func (c *Core) Current() bool { return c.server.JetStreamIsCurrent() }
+
+// Stop ends the server and waits for its end.
+func (c *Core) Stop() {
+	c.server.Shutdown()
+	c.server.WaitForShutdown()
+}
+
+// witnessOf returns the name of a core's witness.
+func witnessOf(core string) string { return core + "-witness" }
+
+// StartFirst starts the first core of a cluster, and a witness: a server that is alone among
+// its cluster never elects a leader. The witness's directory is below that of the core. Once
+// the cluster has three cores, RemoveServer removes it.
+func StartFirst(ctx context.Context, o CoreOptions, witnessRoute string) (core, witness *Core, err error) {
+	w := o
+	w.Name, w.Dir, w.Witness = witnessOf(o.Name), filepath.Join(o.Dir, "witness"), true
+	w.Listen, w.Route, w.Peers = "127.0.0.1:0", witnessRoute, []string{o.Route}
+	if witness, err = StartCore(ctx, w); err != nil {
+		return nil, nil, err
+	}
+	o.Peers = append([]string{witnessRoute}, o.Peers...)
+	if core, err = StartCore(ctx, o); err != nil {
+		witness.Stop()
+		return nil, nil, err
+	}
+	return core, witness, nil
+}
+
+// serverLog writes the server's messages to the program's log. Most of its notices are about
+// its own state, so they have the level debug, like its warnings: they appear at each start of a cluster,
+// and about the verification of certificates, of which it does not see that they are verified.
+type serverLog struct{ log *slog.Logger }
+
+func (l serverLog) write(level slog.Level, format string, v []any) {
+	l.log.Log(context.Background(), level, "NATS server", "message", fmt.Sprintf(format, v...))
+}
+
+func (l serverLog) Noticef(format string, v ...any) { l.write(slog.LevelDebug, format, v) }
+func (l serverLog) Warnf(format string, v ...any)   { l.write(slog.LevelDebug, format, v) }
+func (l serverLog) Errorf(format string, v ...any)  { l.write(slog.LevelWarn, format, v) }
+func (l serverLog) Fatalf(format string, v ...any)  { l.write(slog.LevelError, format, v) }
+func (l serverLog) Debugf(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
+func (l serverLog) Tracef(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }

@@ -1,0 +1,426 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+)
+
+// Limits of what a cluster keeps.
+const (
+	storeSize = 64 << 30 // of all streams of a core, in bytes
+	logSize   = 16 << 30 // of the log of tasks
+	fileSize  = 40 << 30 // of artifacts and logs
+	fileTime  = 30 * 24 * time.Hour
+	copies    = 3 // of each stream, once there are that many cores
+)
+
+// Found makes a new cluster, with this host as its first core. Listen and route are the addresses
+// at which other hosts and other cores reach it.
+func Found(dir, cluster, name, listen, route, witness string) (State, error) {
+	if _, err := LoadState(dir); !errors.Is(err, ErrNone) {
+		return State{}, errors.Join(err, fail.New(fail.Conflict, "this host belongs to a cluster already").WithHint("agent-sessionizer cluster show"))
+	}
+	if err := CheckName(name); err != nil {
+		return State{}, err
+	}
+	a, err := NewAuthority(cluster)
+	if err != nil {
+		return State{}, err
+	}
+	keys, err := NewKeys()
+	if err != nil {
+		return State{}, err
+	}
+	i, err := keys.Identity(name, CoreOf)
+	if err != nil {
+		return State{}, err
+	}
+	certificate, err := a.Sign(i)
+	if err != nil {
+		return State{}, err
+	}
+	signing, err := a.Encode()
+	if err != nil {
+		return State{}, err
+	}
+	s := State{
+		Cluster: cluster, Name: name, Role: CoreOf, Certificate: string(certificate), Authority: string(a.Certificate()),
+		Signing: string(signing), Addrs: []string{listen}, Listen: listen, Route: route, Witness: witness,
+	}
+	if err := s.setKeys(keys); err != nil {
+		return s, err
+	}
+	return s, s.Save(dir)
+}
+
+// Node is this host as a part of its cluster.
+type Node struct {
+	State State
+
+	Tasks   *TaskLog
+	Hosts   *Hosts
+	Queue   *Queue
+	Members *Members
+	Files   *Files
+	Tunnels *Tunnels
+
+	dir     string
+	log     *slog.Logger
+	keys    *Keys
+	nc      *nats.Conn
+	core    *Core
+	witness *Core
+
+	mu      sync.Mutex
+	members map[string]Membership // by nkey
+}
+
+// membership returns this host's own.
+func (s State) membership(k *Keys) (Membership, error) {
+	i, err := k.Identity(s.Name, s.Role)
+	return Membership{
+		Name: s.Name, Role: s.Role, Nkey: i.Nkey, Certificate: s.Certificate, Addr: s.Listen, Route: s.Route, Joined: time.Now().UTC(),
+	}, err
+}
+
+// Start connects this host to its cluster, and starts its server if it is a core. It returns once
+// the cluster answers, or with an error when ctx ends.
+func Start(ctx context.Context, dir string, log *slog.Logger) (n *Node, err error) {
+	s, err := LoadState(dir)
+	if err != nil {
+		return nil, err
+	}
+	n = &Node{State: s, dir: dir, log: log, members: map[string]Membership{}}
+	if n.keys, err = s.Keys(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			n.Close()
+		}
+	}()
+	if s.Role.Allows(CoreOf) {
+		if err := n.startCore(ctx); err != nil {
+			return nil, err
+		}
+		n.nc, err = n.core.Connect()
+	} else {
+		n.nc, err = n.connect()
+	}
+	if err != nil {
+		return nil, fail.New(fail.Host, "connect to the cluster: %w", err)
+	}
+	return n, n.open(ctx)
+}
+
+// connect logs in to the cores over the network. It goes on trying in the background.
+func (n *Node) connect() (*nats.Conn, error) {
+	opts, err := n.keys.Login([]byte(n.State.Authority))
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, nats.Name(n.State.Name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(time.Second),
+		nats.IgnoreAuthErrorAbort(), // a host that has just joined is not known to all cores yet
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			n.log.Warn("the cluster refused a message", "error", err)
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				n.log.Warn("lost the connection to the cluster", "error", err)
+			}
+		}))
+	return nats.Connect(urls(n.State.Addrs), opts...)
+}
+
+// startCore starts this host's server, with those members that it knew when it ended: a core that
+// cannot read the list yet must let in those who make up the majority.
+func (n *Node) startCore(ctx context.Context) error {
+	own, err := n.State.membership(n.keys)
+	if err != nil {
+		return err
+	}
+	known, err := loadMembers(n.dir)
+	if err != nil {
+		return err
+	}
+	o := CoreOptions{
+		Cluster: n.State.Cluster, Name: n.State.Name, Dir: filepath.Join(n.dir, "streams"), Store: storeSize, Listen: n.State.Listen, Route: n.State.Route,
+		Log: n.log, Keys: n.keys, Certificate: []byte(n.State.Certificate), Authority: []byte(n.State.Authority), Members: []Membership{own},
+	}
+	for _, m := range known {
+		if m.Name == own.Name {
+			continue
+		}
+		o.Members = append(o.Members, m)
+		if m.Route != "" && m.Removed.IsZero() {
+			o.Peers = append(o.Peers, m.Route)
+		}
+	}
+	if n.State.Witness != "" {
+		n.core, n.witness, err = StartFirst(ctx, o, n.State.Witness)
+		return err
+	}
+	n.core, err = StartCore(ctx, o)
+	return err
+}
+
+// open opens the streams. It waits for a leader.
+func (n *Node) open(ctx context.Context) error {
+	js, err := jetstream.New(n.nc)
+	if err != nil {
+		return err
+	}
+	host := n.State.Name
+	for _, f := range []func(context.Context) error{
+		func(ctx context.Context) (err error) { n.Members, err = OpenMembers(ctx, js, host, 1); return },
+		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, 1); return },
+		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
+		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },
+		func(ctx context.Context) (err error) {
+			n.Files, err = OpenFiles(ctx, js, 1, fileSize, fileTime)
+			return
+		},
+	} {
+		if err := patiently(ctx, f); err != nil {
+			return err
+		}
+	}
+	if n.Tunnels, err = NewTunnels(n.nc, host); err != nil {
+		return err
+	}
+	if n.core == nil {
+		return patiently(ctx, n.refresh)
+	}
+	own, err := n.State.membership(n.keys)
+	if err != nil {
+		return err
+	}
+	if err := n.Members.Add(ctx, own); err != nil && !errors.Is(err, ErrConflict) {
+		return err
+	}
+	return patiently(ctx, n.refresh)
+}
+
+// patiently repeats f until it succeeds or ctx ends: a cluster that has just started has no leader.
+func patiently(ctx context.Context, f func(context.Context) error) error {
+	for {
+		try, cancel := context.WithTimeout(ctx, tryTimeout)
+		err := f(try)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(tryPause):
+		case <-ctx.Done():
+			return fail.New(fail.Host, "the cluster does not answer: %w", err).WithHint("agent-sessionizer cluster show")
+		}
+	}
+}
+
+// Close ends this host's part.
+func (n *Node) Close() {
+	if n.Tunnels != nil {
+		_ = n.Tunnels.Close() // with the connection
+	}
+	if n.nc != nil {
+		n.nc.Close()
+	}
+	for _, c := range []*Core{n.core, n.witness} {
+		if c != nil {
+			c.Stop()
+		}
+	}
+}
+
+// refreshEvery is how often a node reads the members again, in addition to each change that it is
+// notified of: an invitation expires without one.
+const refreshEvery = 15 * time.Second
+
+// Serve does this host's part until ctx ends: it follows the members, and on a core admits invited
+// hosts and lets the cluster grow.
+func (n *Node) Serve(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	if n.core != nil && n.State.Signing != "" {
+		a, err := DecodeAuthority([]byte(n.State.Signing))
+		if err != nil {
+			return err
+		}
+		admitter := Admitter{Cluster: n.State.Cluster, Members: n.Members, Authority: a, Addrs: n.coreAddrs}
+		all.Go(func() {
+			if err := admitter.Serve(ctx, n.nc); err != nil {
+				n.log.ErrorContext(ctx, "failed to admit hosts", "error", err)
+			}
+		})
+	}
+	var changed <-chan struct{}
+	if err := patiently(ctx, func(try context.Context) (err error) {
+		changed, err = n.Members.watch(ctx, try, n.core != nil)
+		return err
+	}); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the end, not an error
+		}
+		return err
+	}
+	tick := time.NewTicker(refreshEvery)
+	defer tick.Stop()
+	for {
+		if err := n.refresh(ctx); err != nil && ctx.Err() == nil {
+			n.log.WarnContext(ctx, "failed to read the members of the cluster", "error", err)
+		}
+		if err := n.grow(ctx); err != nil && ctx.Err() == nil {
+			n.log.WarnContext(ctx, "failed to spread the cluster over its cores; it is tried again", "error", err)
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// refresh reads the members, and acts on what changed.
+func (n *Node) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*tryTimeout)
+	defer cancel()
+	members, err := n.Members.All(ctx)
+	if err != nil {
+		return err
+	}
+	by := map[string]Membership{}
+	var addrs []string
+	for _, m := range members {
+		by[m.Nkey] = m
+		if m.Addr != "" && m.Removed.IsZero() {
+			addrs = append(addrs, m.Addr)
+		}
+	}
+	n.mu.Lock()
+	n.members = by
+	changed := len(addrs) > 0 && !slices.Equal(addrs, n.State.Addrs)
+	if changed {
+		n.State.Addrs = addrs
+	}
+	n.mu.Unlock()
+	if changed {
+		if err := n.State.Save(n.dir); err != nil {
+			return err
+		}
+	}
+	if n.core == nil {
+		return nil
+	}
+	invitations, err := n.Members.Invitations(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(n.core.Authorize(members, invitations), n.authorizeWitness(members), saveMembers(n.dir, members))
+}
+
+func (n *Node) authorizeWitness(members []Membership) error {
+	if n.witness == nil {
+		return nil
+	}
+	return n.witness.Authorize(members, nil)
+}
+
+// Drained reports whether this host is to take no more tasks.
+func (n *Node) Drained() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.members {
+		if m.Name == n.State.Name {
+			return m.Drained
+		}
+	}
+	return false
+}
+
+// coreAddrs returns the addresses at which hosts reach the cores.
+func (n *Node) coreAddrs(context.Context) ([]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.State.Addrs), nil
+}
+
+// Allow decides about another host at the other end of a tunnel.
+func (n *Node) Allow(i Identity) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if m, ok := n.members[i.Nkey]; !ok || !m.Removed.IsZero() || m.Name != i.Name || m.Role != i.Role {
+		return fail.New(fail.Policy, "host %s is not a member of the cluster", i.Name)
+	}
+	return nil
+}
+
+// Invite makes a token with which one host can join.
+func (n *Node) Invite(ctx context.Context, role Role, valid time.Duration) (Token, error) {
+	addrs, err := n.coreAddrs(ctx)
+	if err != nil {
+		return Token{}, err
+	}
+	t, i, err := NewToken(addrs, []byte(n.State.Authority), role, valid)
+	if err != nil {
+		return t, err
+	}
+	return t, n.Members.Invite(ctx, i)
+}
+
+// Join makes this host a member of the cluster of a token. It may be repeated after an interruption.
+func Join(ctx context.Context, dir string, t Token, is Applicant) (State, error) {
+	if err := is.check(t.Role); err != nil { // before anything is written
+		return State{}, err
+	}
+	s, err := LoadState(dir)
+	switch {
+	case err == nil && s.Certificate != "":
+		return s, fail.New(fail.Conflict, "this host belongs to a cluster already").WithHint("agent-sessionizer cluster show")
+	case err != nil && !errors.Is(err, ErrNone):
+		return s, err
+	case errors.Is(err, ErrNone):
+		keys, err := NewKeys()
+		if err != nil {
+			return s, err
+		}
+		s = State{Name: is.Name}
+		if err := s.setKeys(keys); err != nil {
+			return s, err
+		}
+		if err := s.Save(dir); err != nil { // before the token is used: an answer that is lost is repeated for the same keys
+			return s, err
+		}
+	}
+	keys, err := s.Keys()
+	if err != nil {
+		return s, err
+	}
+	a, err := keys.Join(ctx, t, is)
+	if err != nil {
+		return s, err
+	}
+	s.Name, s.Cluster, s.Role, s.Certificate, s.Authority, s.Addrs = is.Name, a.Cluster, a.Role, a.Certificate, a.Authority, a.Addrs
+	if a.Role.Allows(CoreOf) {
+		signing, err := keys.decrypt(a.Signing)
+		if err != nil {
+			return s, err
+		}
+		s.Signing, s.Listen, s.Route = string(signing), is.Addr, is.Route
+		if err := saveMembers(dir, a.Members); err != nil { // its server must let them in before it can read the list
+			return s, err
+		}
+	}
+	return s, s.Save(dir)
+}

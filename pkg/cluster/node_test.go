@@ -1,0 +1,177 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+)
+
+// serve starts a node and its part in the cluster. stop ends both.
+func serve(t *testing.T, dir string) (n *cluster.Node, stop func()) {
+	t.Helper()
+	starting, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	n, err := cluster.Start(starting, dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- n.Serve(ctx) }()
+	stop = sync.OnceFunc(func() {
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		n.Close()
+	})
+	t.Cleanup(stop)
+	return n, stop
+}
+
+// TestNodes founds a cluster, lets a host join, restarts both and removes the host.
+func TestNodes(t *testing.T) {
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	if _, err := cluster.Start(t.Context(), first, slog.New(slog.DiscardHandler)); !errors.Is(err, cluster.ErrNone) {
+		t.Errorf("Start without a cluster = %v, want %v", err, cluster.ErrNone)
+	}
+	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.Found(first, "team", "one", "", "", ""); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("Found again = %v, want a conflict", err)
+	}
+	one, stopOne := serve(t, first)
+	token, err := one.Invite(t.Context(), cluster.Member, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the admission", func() bool { // the core hears of the token a moment later
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"})
+		return err == nil
+	})
+	if _, err := cluster.Join(t.Context(), second, token, cluster.Applicant{Name: "two"}); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("Join again = %v, want a conflict", err)
+	}
+	two, stopTwo := serve(t, second)
+	hello := func() {
+		t.Helper()
+		testenv.WaitFor(t, "a tunnel", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			c, err := one.Tunnels.Dial(ctx, "two")
+			if err != nil {
+				return false
+			}
+			defer c.Close()
+			_, err = io.WriteString(c, "hello")
+			return err == nil
+		})
+		c, err := two.Tunnels.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		got := make([]byte, 5)
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
+			t.Errorf("through the tunnel = %q, %v, want hello", got, err)
+		}
+	}
+	hello()
+	stopOne()
+	one, _ = serve(t, first)
+	hello()
+	stopTwo()
+	two, _ = serve(t, second)
+	hello()
+	if two.State.Role != cluster.Member || two.State.Cluster != "team" {
+		t.Errorf("state of the second host = %+v, want a member of team", two.State)
+	}
+	all, err := two.Members.All(t.Context())
+	if err != nil || len(all) != 2 {
+		t.Errorf("members = %+v, %v, want two", all, err)
+	}
+
+	if err := one.Members.Remove(t.Context(), "two", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the end of the removed host's access", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := two.Members.All(ctx)
+		return err != nil
+	})
+	if err := one.Allow(cluster.Identity{Name: "two", Role: cluster.Member, Nkey: all[1].Nkey}); err == nil {
+		t.Error("the removed host is allowed, want it refused")
+	}
+}
+
+// TestGrow lets two cores join the first, which then is lost.
+func TestGrow(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Fatal(err)
+	}
+	one, stopOne := serve(t, at("one"))
+	seq, err := one.Tasks.Append(t.Context(), "000000000001", cluster.Entry{Kind: cluster.Submitted}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []*cluster.Node
+	for _, name := range []string{"two", "three"} {
+		token, err := one.Invite(t.Context(), cluster.CoreOf, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cluster.Join(t.Context(), at(name), token, cluster.Applicant{Name: name}); fail.CodeOf(err) != fail.Usage {
+			t.Errorf("Join of a core without addresses = %v, want a usage error", err)
+		}
+		is := cluster.Applicant{Name: name, Addr: testcluster.FreeAddr(t), Route: testcluster.FreeAddr(t)}
+		testenv.WaitFor(t, "the admission of "+name, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, err := cluster.Join(ctx, at(name), token, is)
+			return err == nil
+		})
+		other, _ := serve(t, at(name))
+		others = append(others, other)
+	}
+	testenv.WaitFor(t, "copies on all cores", func() bool {
+		s, err := cluster.LoadState(at("one"))
+		return err == nil && s.Witness == "" && !s.Retired
+	})
+	stopOne()
+	testenv.WaitFor(t, "an entry without the first core", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		last, err := others[0].Tasks.Last(ctx, "000000000001")
+		if err != nil || last.Seq != seq {
+			return false
+		}
+		_, err = others[1].Tasks.Append(ctx, "000000000001", cluster.Entry{Kind: cluster.Requested}, seq)
+		return err == nil
+	})
+	one, _ = serve(t, at("one"))
+	testenv.WaitFor(t, "the entry on the first core", func() bool {
+		last, err := one.Tasks.Last(t.Context(), "000000000001")
+		return err == nil && last.Kind == cluster.Requested
+	})
+	// One of the others may admit hosts.
+	if _, err := others[0].Invite(t.Context(), cluster.Member, time.Hour); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,257 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Need is what a task requires of its host.
+type Need struct {
+	Arch   string            `json:"arch,omitempty"`
+	Accel  string            `json:"accel,omitempty"`
+	Memory int64             `json:"memory,omitempty"` // bytes
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// memoryStep is the step to which the memory of needs is rounded up, in bytes. Each need that differs
+// is a queue.
+const memoryStep = 4 << 30
+
+func (n Need) rounded() Need {
+	n.Memory = (n.Memory + memoryStep - 1) / memoryStep * memoryStep
+	return n
+}
+
+// Meets reports whether the host can take a task with that need now.
+func (h Host) Meets(n Need) bool {
+	if h.Drained || h.Revoked != "" || h.FreeSlots < 1 || n.Arch != "" && n.Arch != h.Arch || n.Accel != "" && n.Accel != h.Accel ||
+		n.Memory > h.FreeMemory {
+		return false
+	}
+	for key, value := range n.Labels {
+		if has, ok := h.Labels[key]; !ok || has != value {
+			return false
+		}
+	}
+	return true
+}
+
+// Band is a range of priorities. Order between hosts is kept only between bands.
+type Band string
+
+// The bands, the most urgent first.
+const (
+	High   Band = "high"
+	Normal Band = "normal"
+	Low    Band = "low"
+)
+
+// BandOf returns the band of a manifest's priority.
+func BandOf(priority int) Band {
+	switch cmp.Compare(priority, 0) {
+	case 1:
+		return High
+	case -1:
+		return Low
+	}
+	return Normal
+}
+
+var bands = []Band{High, Normal, Low}
+
+// Queue holds the tasks that wait for any host. It is a JetStream stream with the retention of a work
+// queue and one consumer for each need and band, so JetStream gives each task to one host
+// that asks for it. An offer may arrive twice: the task's log decides.
+type Queue struct {
+	stream jetstream.Stream
+	js     jetstream.JetStream
+
+	mu    sync.Mutex
+	known map[string]bool // names of consumers
+}
+
+const (
+	queueStream = "QUEUE"
+	// ackWait is how long a host may take to claim an offer before another one gets it.
+	ackWait = 30 * time.Second
+	needKey = "need" // of a consumer's metadata
+	bandKey = "band"
+)
+
+// OpenQueue opens the queue, and creates it on that many cores if it does not exist.
+func OpenQueue(ctx context.Context, js jetstream.JetStream, replicas int) (*Queue, error) {
+	stream, err := js.Stream(ctx, queueStream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: queueStream, Subjects: []string{"queue.*.*"}, Storage: jetstream.FileStorage, Retention: jetstream.WorkQueuePolicy,
+			Replicas: replicas, Placement: &jetstream.Placement{Tags: []string{coreTag}},
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the cluster's queue: %w", err)
+	}
+	return &Queue{js: js, stream: stream, known: map[string]bool{}}, nil
+}
+
+// Offer puts a task into the queue. It is for a host that finds an entry of the task's log after the
+// sequence number after: the caller offers a task before it writes the entry that lets it be
+// claimed, so that no task that was accepted can lack its offer.
+func (q *Queue) Offer(ctx context.Context, task string, after uint64, n Need, b Band) error {
+	n = n.rounded()
+	text, err := json.Marshal(n) // maps are sorted
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(text)
+	class := hex.EncodeToString(sum[:8])
+	name, subject := class+"-"+string(b), "queue."+class+"."+string(b)
+	q.mu.Lock()
+	known := q.known[name]
+	q.mu.Unlock()
+	if !known {
+		if _, err := q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+			Durable: name, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1,
+			InactiveThreshold: 24 * time.Hour, // of no host that asks
+			Metadata:          map[string]string{needKey: string(text), bandKey: string(b)},
+		}); err != nil {
+			return fmt.Errorf("open a queue for task %s: %w", task, err)
+		}
+		q.mu.Lock()
+		q.known[name] = true
+		q.mu.Unlock()
+	}
+	body, err := json.Marshal(Offer{Task: task, After: after})
+	if err != nil {
+		return err
+	}
+	if _, err := q.js.Publish(ctx, subject, body, jetstream.WithExpectStream(queueStream)); err != nil {
+		return fmt.Errorf("queue task %s: %w", task, err)
+	}
+	return nil
+}
+
+// Offer is a task that a host may claim, once its log has an entry after After.
+type Offer struct {
+	Task  string `json:"task"`
+	After uint64 `json:"after"`
+
+	msg jetstream.Msg
+}
+
+func parseOffer(m jetstream.Msg) Offer {
+	o := Offer{msg: m}
+	_ = json.Unmarshal(m.Data(), &o) // without a task, nothing can be claimed
+	return o
+}
+
+// Done removes the offer: the task has a host.
+func (o Offer) Done(ctx context.Context) error { return o.msg.DoubleAck(ctx) }
+
+// Return gives the offer to another host.
+func (o Offer) Return() error { return o.msg.Nak() }
+
+// Later gives the offer to another host after a moment: this one must tidy up first.
+func (o Offer) Later() error { return o.msg.NakWithDelay(earlyPause) }
+
+// Times after which an offer whose task has no entry yet is made again, and after which there will
+// be none: who made the offer has ended.
+const (
+	earlyPause = time.Second
+	earlyTries = 120
+)
+
+// Early returns an offer whose task's log has no entry after After yet.
+func (o Offer) Early(ctx context.Context) error {
+	if meta, err := o.msg.Metadata(); err == nil && meta.NumDelivered > earlyTries {
+		return o.Done(ctx)
+	}
+	return o.msg.NakWithDelay(earlyPause)
+}
+
+// lines returns the consumers whose tasks the host can take, the most urgent first.
+func (q *Queue) lines(ctx context.Context, h Host) ([]jetstream.Consumer, error) {
+	by := map[Band][]string{}
+	all := q.stream.ListConsumers(ctx)
+	for c := range all.Info() {
+		var n Need
+		if json.Unmarshal([]byte(c.Config.Metadata[needKey]), &n) == nil && h.Meets(n) {
+			b := Band(c.Config.Metadata[bandKey])
+			by[b] = append(by[b], c.Name)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("list the cluster's queues: %w", err)
+	}
+	var lines []jetstream.Consumer
+	for _, b := range bands {
+		slices.SortFunc(by[b], strings.Compare)
+		for _, name := range by[b] {
+			c, err := q.stream.Consumer(ctx, name)
+			if err != nil {
+				return nil, fmt.Errorf("open the cluster's queue %s: %w", name, err)
+			}
+			lines = append(lines, c)
+		}
+	}
+	return lines, nil
+}
+
+// Take waits up to wait for an offer that the host meets. It returns false if there was none.
+func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bool, error) {
+	lines, err := q.lines(ctx, h)
+	if err != nil {
+		return Offer{}, false, err
+	}
+	for _, c := range lines {
+		batch, err := c.FetchNoWait(1)
+		if err != nil {
+			return Offer{}, false, fmt.Errorf("read the cluster's queue: %w", err)
+		}
+		for m := range batch.Messages() {
+			return parseOffer(m), true, nil
+		}
+	}
+	// Now whichever is first, from any of them.
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	offers := make(chan Offer)
+	var asking sync.WaitGroup
+	for _, c := range lines {
+		asking.Go(func() {
+			batch, err := c.Fetch(1, jetstream.FetchContext(ctx))
+			if err != nil {
+				return
+			}
+			for m := range batch.Messages() {
+				o := parseOffer(m)
+				select {
+				case offers <- o:
+				case <-ctx.Done():
+					_ = o.Return() // otherwise another host gets it after ackWait
+				}
+			}
+		})
+	}
+	go func() { asking.Wait(); close(offers) }()
+	if len(lines) == 0 { // a need that this host meets may appear
+		<-ctx.Done()
+		return Offer{}, false, nil
+	}
+	o, ok := <-offers
+	cancel()
+	for late := range offers {
+		_ = late.Return()
+	}
+	return o, ok, nil
+}

@@ -1,0 +1,102 @@
+package task
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+)
+
+// A host of a cluster writes what its users want into its store, as a host alone does. The cluster's
+// part of serve (package fleet) sends it from there, and stores what the cluster has. So all of
+// this works while the host is cut off.
+
+// clusterWait limits the wait for what other hosts must know. Without an answer, it is sent later.
+const clusterWait = 10 * time.Second
+
+const unsent = "the cluster does not answer: the task is accepted, and is sent to the cluster once it does"
+
+// place returns the Host of a new task: "" if it can run only on this host.
+func (m *Manager) place(ctx context.Context, asked *manifest.Task, under *descent) (string, error) {
+	l, err := m.store().Lease(ctx)
+	if err != nil || l.Incarnation == "" {
+		return "", err
+	}
+	field, bound, err := bound(asked, under)
+	if err != nil || !bound {
+		return store.Waiting, err
+	}
+	if p := asked.Placement; p.Host != "" || p.Arch != "" || len(p.Labels) > 0 {
+		return "", asked.Refuse(manifest.Fault{Field: "placement", Err: fail.New(fail.Usage, "the task can run only on this host, because of %s", field).
+			WithHint("leave placement out")})
+	}
+	return "", nil
+}
+
+// here are the sources of secrets that only the host has on which the task was submitted.
+var here = []string{"env", "file", "cmd", "keychain", "age"}
+
+// bound reports whether a task can run only on this host, and the field of its manifest that says so.
+func bound(asked *manifest.Task, under *descent) (field string, is bool, err error) {
+	switch {
+	case under != nil:
+		return "the parent", true, nil
+	case asked.VM.Session != "":
+		return "vm.session", true, nil
+	case asked.VM.Workspace != "":
+		return "vm.workspace", true, nil
+	case slices.ContainsFunc(asked.Secrets, func(s manifest.Secret) bool { return slices.Contains(here, s.Source) }):
+		return "secrets", true, nil
+	}
+	ref, err := repo.Parse(asked.Repository.URL, "/")
+	return "repository.url", ref.Path != "", err
+}
+
+// awaitCluster waits until the task is as done wants it. It returns false if that takes too long.
+func (m *Manager) awaitCluster(ctx context.Context, id string, done func(store.Claim, store.Task) bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, clusterWait)
+	defer cancel()
+	w := m.store().Watch()
+	defer w.Close()
+	for {
+		changed := w.Changed()
+		c, _, err := m.store().Claim(ctx, id)
+		if err != nil {
+			return false
+		}
+		row, err := m.store().Task(ctx, id)
+		if err != nil {
+			return false
+		}
+		if done(c, row) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// wish records what a user wants of a task that another host has, or none yet, and waits until
+// the cluster knows it.
+func (m *Manager) wish(ctx context.Context, t Task, desired DesiredPhase) (Task, error) {
+	if t.Phase.Over() && (desired == Cancel || t.Phase != FailedPreserved) || t.Desired == desired || t.Desired == Destroyed {
+		return t, nil
+	}
+	if err := m.store().AddWish(ctx, store.Wish{Task: t.ID, Desired: string(desired)}); err != nil {
+		return t, err
+	}
+	if !m.awaitCluster(ctx, t.ID, func(_ store.Claim, row store.Task) bool {
+		return row.Desired == string(desired) || row.Desired == string(Destroyed) || Phase(row.Phase).Over()
+	}) {
+		return t, fail.New(fail.Host, "the cluster does not answer: the request for task %s is sent once it does", t.ID).
+			WithHint("agent-sessionizer cluster show")
+	}
+	return m.Get(ctx, t.ID)
+}
