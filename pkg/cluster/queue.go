@@ -78,7 +78,8 @@ type Queue struct {
 	js     jetstream.JetStream
 
 	mu    sync.Mutex
-	known map[string]bool // names of consumers
+	known map[string]bool      // names of consumers
+	early map[string]time.Time // by task: when this host first saw an offer without an entry
 }
 
 const (
@@ -101,44 +102,85 @@ func OpenQueue(ctx context.Context, js jetstream.JetStream, replicas int) (*Queu
 	if err != nil {
 		return nil, fmt.Errorf("open the cluster's queue: %w", err)
 	}
-	return &Queue{js: js, stream: stream, known: map[string]bool{}}, nil
+	return &Queue{js: js, stream: stream, known: map[string]bool{}, early: map[string]time.Time{}}, nil
 }
+
+// Line is a part of the queue: the offers of one need and band.
+type Line struct {
+	need []byte // as JSON
+	band Band
+}
+
+// NewLine returns where tasks with that need and band wait.
+func NewLine(n Need, b Band) Line {
+	text, _ := json.Marshal(n.rounded()) // strings and numbers only; maps are sorted
+	return Line{text, b}
+}
+
+// name returns the name of the line's consumer.
+func (l Line) name() string { return l.class() + "-" + string(l.band) }
+
+func (l Line) class() string {
+	sum := sha256.Sum256(l.need)
+	return hex.EncodeToString(sum[:8])
+}
+
+// Subject returns the subject of the line's offers.
+func (l Line) Subject() string { return "queue." + l.class() + "." + string(l.band) }
 
 // Offer puts a task into the queue. It is for a host that finds an entry of the task's log after the
 // sequence number after: the caller offers a task before it writes the entry that lets it be
 // claimed, so that no task that was accepted can lack its offer.
-func (q *Queue) Offer(ctx context.Context, task string, after uint64, n Need, b Band) error {
-	n = n.rounded()
-	text, err := json.Marshal(n) // maps are sorted
-	if err != nil {
-		return err
-	}
-	sum := sha256.Sum256(text)
-	class := hex.EncodeToString(sum[:8])
-	name, subject := class+"-"+string(b), "queue."+class+"."+string(b)
+func (q *Queue) Offer(ctx context.Context, task string, after uint64, l Line) error {
 	q.mu.Lock()
-	known := q.known[name]
+	known := q.known[l.name()]
 	q.mu.Unlock()
 	if !known {
-		if _, err := q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-			Durable: name, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1,
-			InactiveThreshold: 24 * time.Hour, // of no host that asks
-			Metadata:          map[string]string{needKey: string(text), bandKey: string(b)},
-		}); err != nil {
-			return fmt.Errorf("open a queue for task %s: %w", task, err)
+		if err := q.Open(ctx, l); err != nil {
+			return err
 		}
 		q.mu.Lock()
-		q.known[name] = true
+		q.known[l.name()] = true
 		q.mu.Unlock()
 	}
 	body, err := json.Marshal(Offer{Task: task, After: after})
 	if err != nil {
 		return err
 	}
-	if _, err := q.js.Publish(ctx, subject, body, jetstream.WithExpectStream(queueStream)); err != nil {
+	if _, err := q.js.Publish(ctx, l.Subject(), body, jetstream.WithExpectStream(queueStream)); err != nil {
 		return fmt.Errorf("queue task %s: %w", task, err)
 	}
 	return nil
+}
+
+// Open makes hosts see the offers of a line. The server forgets lines that no host asked for in a day.
+func (q *Queue) Open(ctx context.Context, l Line) error {
+	if _, err := q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+		Durable: l.name(), FilterSubject: l.Subject(), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1,
+		InactiveThreshold: 24 * time.Hour,
+		Metadata:          map[string]string{needKey: string(l.need), bandKey: string(l.band)},
+	}); err != nil {
+		return fmt.Errorf("open the cluster's queue %s: %w", l.name(), err)
+	}
+	return nil
+}
+
+// Offers returns how many offers each subject has that no host has removed with Done. Those of lines
+// that are not open do not count: no host sees them.
+func (q *Queue) Offers(ctx context.Context) (map[string]uint64, error) {
+	info, err := q.stream.Info(ctx, jetstream.WithSubjectFilter("queue.>"))
+	if err != nil {
+		return nil, fmt.Errorf("count the offers in the cluster's queue: %w", err)
+	}
+	offers := map[string]uint64{}
+	all := q.stream.ListConsumers(ctx)
+	for c := range all.Info() {
+		offers[c.Config.FilterSubject] = info.State.Subjects[c.Config.FilterSubject]
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("list the cluster's queues: %w", err)
+	}
+	return offers, nil
 }
 
 // Offer is a task that a host may claim, once its log has an entry after After.
@@ -147,10 +189,11 @@ type Offer struct {
 	After uint64 `json:"after"`
 
 	msg jetstream.Msg
+	q   *Queue
 }
 
-func parseOffer(m jetstream.Msg) Offer {
-	o := Offer{msg: m}
+func (q *Queue) offer(m jetstream.Msg) Offer {
+	o := Offer{msg: m, q: q}
 	_ = json.Unmarshal(m.Data(), &o) // without a task, nothing can be claimed
 	return o
 }
@@ -164,19 +207,40 @@ func (o Offer) Return() error { return o.msg.Nak() }
 // Later gives the offer to another host after a moment: this one must tidy up first.
 func (o Offer) Later() error { return o.msg.NakWithDelay(earlyPause) }
 
-// Times after which an offer whose task has no entry yet is made again, and after which there will
-// be none: who made the offer has ended.
+// Times after which an offer whose task has no entry yet is made again, and after which a host that
+// has seen it removes it: who made the offer has ended.
 const (
 	earlyPause = time.Second
-	earlyTries = 120
+	earlyFor   = 2 * time.Minute
 )
 
 // Early returns an offer whose task's log has no entry after After yet.
 func (o Offer) Early(ctx context.Context) error {
-	if meta, err := o.msg.Metadata(); err == nil && meta.NumDelivered > earlyTries {
-		return o.Done(ctx)
+	if o.q.waited(o.Task) < earlyFor {
+		return o.msg.NakWithDelay(earlyPause)
 	}
-	return o.msg.NakWithDelay(earlyPause)
+	if err := o.Done(ctx); err != nil {
+		return err
+	}
+	o.q.mu.Lock()
+	defer o.q.mu.Unlock()
+	delete(o.q.early, o.Task)
+	return nil
+}
+
+// waited returns how long ago this host first saw an offer of a task too early.
+func (q *Queue) waited(task string) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for id, first := range q.early { // of tasks whose entry came, or that another host has seen to the end
+		if time.Since(first) > 2*earlyFor {
+			delete(q.early, id)
+		}
+	}
+	if _, ok := q.early[task]; !ok {
+		q.early[task] = time.Now()
+	}
+	return time.Since(q.early[task])
 }
 
 // lines returns the consumers whose tasks the host can take, the most urgent first.
@@ -219,7 +283,7 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 			return Offer{}, false, fmt.Errorf("read the cluster's queue: %w", err)
 		}
 		for m := range batch.Messages() {
-			return parseOffer(m), true, nil
+			return q.offer(m), true, nil
 		}
 	}
 	// Now whichever is first, from any of them.
@@ -234,7 +298,7 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 				return
 			}
 			for m := range batch.Messages() {
-				o := parseOffer(m)
+				o := q.offer(m)
 				select {
 				case offers <- o:
 				case <-ctx.Done():

@@ -45,7 +45,7 @@ func TestQueueOrder(t *testing.T) {
 		{"gpu", cluster.Need{Labels: map[string]string{"gpu": "yes"}}, cluster.High},
 		{"high", small, cluster.High},
 	} {
-		if err := q.Offer(t.Context(), o.task, 0, o.need, o.band); err != nil {
+		if err := q.Offer(t.Context(), o.task, 0, cluster.NewLine(o.need, o.band)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -84,7 +84,7 @@ func TestQueueOrder(t *testing.T) {
 	}
 	// A host that waits gets a task that is offered later.
 	late := make(chan error, 1)
-	go func() { late <- q.Offer(context.WithoutCancel(t.Context()), "late", 0, small, cluster.Normal) }()
+	go func() { late <- q.Offer(context.WithoutCancel(t.Context()), "late", 0, cluster.NewLine(small, cluster.Normal)) }()
 	if o, ok, err := q.Take(t.Context(), amd64, 10*time.Second); err != nil || !ok || o.Task != "late" {
 		t.Errorf("Take while a task is offered = %q, %t, %v, want late", o.Task, ok, err)
 	}
@@ -107,7 +107,7 @@ func TestQueueOnce(t *testing.T) {
 		}
 		submitted[id] = seq
 		for range 1 + i%2 {
-			if err := q.Offer(t.Context(), id, 0, cluster.Need{}, cluster.Normal); err != nil {
+			if err := q.Offer(t.Context(), id, 0, cluster.NewLine(cluster.Need{}, cluster.Normal)); err != nil {
 				t.Fatal(err)
 			}
 		}

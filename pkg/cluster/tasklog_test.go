@@ -110,11 +110,17 @@ func TestTaskLogIsLinearizable(t *testing.T) {
 
 	l := taskLog(t, c, "test", 3)
 	for _, task := range tasks {
-		stored := map[string]uint64{}
-		for e, err := range l.Entries(t.Context(), task, 0) {
-			if err != nil {
-				t.Fatal(err)
+		entries := testcluster.Open(t, func() (all []cluster.Entry, err error) {
+			for e, err := range l.Entries(t.Context(), task, 0) {
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, e)
 			}
+			return all, nil
+		})
+		stored := map[string]uint64{}
+		for _, e := range entries {
 			var id string
 			if err := json.Unmarshal(e.Data, &id); err != nil {
 				t.Fatal(err)

@@ -70,6 +70,9 @@ func NewTunnels(nc *nats.Conn, host string) (*Tunnels, error) {
 	if t.sub, err = nc.Subscribe("tunnel."+host+".open", t.answer); err != nil {
 		return nil, fmt.Errorf("accept tunnels: %w", err)
 	}
+	if err := nc.FlushTimeout(openTimeout); err != nil { // from now on, no opening is lost
+		return nil, errors.Join(fmt.Errorf("accept tunnels: %w", err), t.sub.Unsubscribe())
+	}
 	return t, nil
 }
 

@@ -116,6 +116,9 @@ func (h *Host) renew(ctx context.Context) error {
 			if err := s.look(ctx, is.Name); err != nil {
 				h.Log.WarnContext(ctx, "failed to look at the other hosts", "error", err)
 			}
+			if err := s.count(ctx); err != nil {
+				h.Log.WarnContext(ctx, "failed to compare the waiting tasks with their offers", "error", err)
+			}
 		}
 		pause(ctx, cluster.HeartbeatEvery)
 	}
@@ -236,6 +239,36 @@ type supervisor struct {
 	*Host
 	silence cluster.Silence
 	done    map[string]uint64 // by host: the heartbeat after which its claims were ended
+
+	counted time.Duration // when the waiting tasks were compared with their offers
+	short   bool          // there were too few
+}
+
+// countEvery is the time between two comparisons of the waiting tasks with their offers. Two in a row
+// must show that offers are missing, because tasks are claimed meanwhile.
+const countEvery = time.Minute
+
+// count offers tasks again whose offers were lost.
+func (s *supervisor) count(ctx context.Context) error {
+	if s.counted != 0 && s.now()-s.counted < countEvery {
+		return nil
+	}
+	s.counted = s.now()
+	short, err := s.Tasks.short(ctx)
+	if err != nil {
+		return err
+	}
+	if short && s.short {
+		n, err := s.Tasks.Reoffer(ctx)
+		if n > 0 {
+			s.Log.WarnContext(ctx, "offered tasks again whose offers were lost", "tasks", n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	s.short = short
+	return nil
 }
 
 // look revokes hosts that have been silent too long, and releases the tasks of all that are revoked.

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"time"
@@ -117,11 +118,11 @@ func (f *Tasks) write(ctx context.Context, kind cluster.Kind, c change) (uint64,
 // hostLabel is the label that each host has with its own name.
 const hostLabel = "host"
 
-// need returns what a task requires of its host, and its place in the queue.
-func need(row store.Task) (cluster.Need, cluster.Band, error) {
+// line returns where a task waits in the queue: by what it requires of its host, and by its priority.
+func line(row store.Task) (cluster.Line, error) {
 	t, err := task.Decode(row)
 	if err != nil {
-		return cluster.Need{}, "", err
+		return cluster.Line{}, err
 	}
 	p := t.Manifest.Placement
 	labels := maps.Clone(p.Labels)
@@ -131,18 +132,103 @@ func need(row store.Task) (cluster.Need, cluster.Band, error) {
 		}
 		labels[hostLabel] = p.Host
 	}
-	return cluster.Need{
+	return cluster.NewLine(cluster.Need{
 		Arch: p.Arch, Labels: labels, Memory: int64(t.Manifest.VM.Memory) / 2, // as a host alone admits VMs
-	}, cluster.BandOf(row.Priority), nil
+	}, cluster.BandOf(row.Priority)), nil
 }
 
 // offer puts a task into the queue, for a host that finds an entry of its log after a sequence number.
 func (f *Tasks) offer(ctx context.Context, row store.Task, after uint64) error {
-	n, band, err := need(row)
+	l, err := line(row)
 	if err != nil {
 		return err
 	}
-	return f.Queue.Offer(ctx, row.ID, after, n, band)
+	return f.Queue.Offer(ctx, row.ID, after, l)
+}
+
+// waitingAtOnce is how many waiting tasks are read at once.
+const waitingAtOnce = 500
+
+// waiting yields the tasks that no host has, as this host's replicas have them, the oldest first. An
+// error is the last item.
+func (f *Tasks) waiting(ctx context.Context) iter.Seq2[store.Task, error] {
+	return func(yield func(store.Task, error) bool) {
+		filter := store.TaskFilter{Phases: []string{string(task.Pending)}, OldestFirst: true, Limit: waitingAtOnce}
+		for {
+			rows, err := f.Store.Tasks(ctx, filter)
+			if err != nil {
+				yield(store.Task{}, err)
+			}
+			if err != nil || len(rows) == 0 {
+				return
+			}
+			for _, row := range rows {
+				if row.Host == store.Waiting && !yield(row, nil) {
+					return
+				}
+			}
+			filter.After = rows[len(rows)-1].ID
+		}
+	}
+}
+
+// Reoffer offers tasks again if more of them wait than the queue has offers, and returns how many.
+// A host may end between its look at an offer and what it does with it, and a core may lose
+// what its disk had not stored. The oldest tasks are offered, as those offers should have been taken
+// first; an offer too many does no harm.
+func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
+	offers, err := f.Queue.Offers(ctx)
+	if err != nil {
+		return 0, err
+	}
+	missing := map[string]int{}
+	for row, err := range f.waiting(ctx) {
+		if err != nil {
+			return 0, err
+		}
+		l, err := line(row)
+		if err != nil {
+			return 0, err
+		}
+		if _, seen := missing[l.Subject()]; !seen {
+			if err := f.Queue.Open(ctx, l); err != nil {
+				return 0, err
+			}
+			missing[l.Subject()] = -int(offers[l.Subject()])
+		}
+		missing[l.Subject()]++
+	}
+	for row, err := range f.waiting(ctx) {
+		if err != nil {
+			return n, err
+		}
+		l, err := line(row)
+		if err != nil {
+			return n, err
+		}
+		if missing[l.Subject()] <= 0 {
+			continue
+		}
+		if err := f.Queue.Offer(ctx, row.ID, 0, l); err != nil {
+			return n, err
+		}
+		missing[l.Subject()]--
+		n++
+	}
+	return n, nil
+}
+
+// short reports whether more tasks wait than the queue has offers, as far as this host knows.
+func (f *Tasks) short(ctx context.Context) (bool, error) {
+	waiting, err := f.Store.WaitingTasks(ctx, string(task.Pending))
+	if err != nil || waiting == 0 {
+		return false, err
+	}
+	offers, err := f.Queue.Offers(ctx)
+	for _, n := range offers {
+		waiting -= int(n)
+	}
+	return waiting > 0, err
 }
 
 // submit sends a task that this host has accepted to the cluster, so that any host which meets its

@@ -379,3 +379,49 @@ func sameEverywhere(t *testing.T, hosts []*host, ids []string) {
 		}
 	}
 }
+
+// TestLostOffers removes the offers of waiting tasks, and the line of others. All of them run.
+func TestLostOffers(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
+	core, worker := newHost(t, c, "core", st), newHost(t, c, "worker", st)
+	ids := []string{"000000000001", "000000000002", "000000000003"}
+	for _, id := range ids {
+		submit(t, core, id, task.RerunIfNotStarted)
+	}
+	js := c.JetStream()
+	queue := testcluster.Open(t, func() (jetstream.Stream, error) { return js.Stream(t.Context(), "QUEUE") })
+	for _, seq := range []uint64{1, 3} {
+		if err := queue.DeleteMsg(t.Context(), seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := core.Reoffer(t.Context()); err != nil || n != 2 {
+		t.Errorf("Reoffer after two offers were lost = %d, %v, want 2", n, err)
+	}
+	if n, err := core.Reoffer(t.Context()); err != nil || n != 0 {
+		t.Errorf("Reoffer with all offers = %d, %v, want 0", n, err)
+	}
+	for name := range queue.ConsumerNames(t.Context()).Name() {
+		if err := queue.DeleteConsumer(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := core.Reoffer(t.Context()); err != nil || n != len(ids) {
+		t.Errorf("Reoffer without a consumer = %d, %v, want %d", n, err, len(ids))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { worker.run(ctx) })
+	defer func() { stop(); running.Wait() }()
+	for _, id := range ids {
+		testenv.WaitFor(t, "the end of task "+id, func() bool {
+			s, err := core.Get(t.Context(), id)
+			return err == nil && s.Row.Phase == string(task.Completed)
+		})
+		if st.all[id] != 1 {
+			t.Errorf("starts of task %s = %d, want 1", id, st.all[id])
+		}
+	}
+}

@@ -64,6 +64,12 @@ func fenced(ctx context.Context, q queryer, subject string) error {
 	return nil
 }
 
+// CheckFence returns ErrFenced or ErrElsewhere, wrapped, if the task is one of a cluster that this
+// host may not work on now.
+func (s *Store) CheckFence(ctx context.Context, task string) error {
+	return s.db.retryBusy(ctx, func() error { return fenced(ctx, s.db.sql, task) })
+}
+
 // Incarnation returns this host's incarnation in its cluster. The first call makes one.
 func (s *Store) Incarnation(ctx context.Context) (is string, err error) {
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {

@@ -57,6 +57,12 @@ func (w *Worker) Next(ctx context.Context, t Task) (Task, error) {
 	}
 	var err error
 	switch t.Phase {
+	case Staging, Provisioning, Ready: // otherwise a VM is started only to be stopped at once
+		if err := w.Tasks.store().CheckFence(ctx, t.ID); err != nil {
+			return t, &storeTrouble{err}
+		}
+	}
+	switch t.Phase {
 	case Staging:
 		err = w.stage(ctx, &t)
 	case Provisioning:

@@ -2,7 +2,9 @@
 package testcluster
 
 import (
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"strings"
@@ -70,15 +72,20 @@ func Three(t *testing.T) *Cluster {
 	return c
 }
 
-// FreeAddr returns an address on loopback that nothing listens on.
+// FreeAddr returns an address on loopback that nothing listens on. Its port is below those that the
+// system gives to connections, one of which might take it before the caller listens.
 func FreeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return l.Addr().String()
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free port between 10000 and 30000")
+	return ""
 }
 
 func (c *Cluster) core(name string) cluster.CoreOptions {
