@@ -2,6 +2,7 @@ package task
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,11 +11,14 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/bootclock"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
 // staging returns a task in phase Staging. Git fails to reach its repository the
@@ -115,5 +119,36 @@ func TestSubpathThatIsNotThere(t *testing.T) {
 				t.Errorf("stage with a missing subpath = %v (hint %q), phase %s, want code %v at manifest.yaml:5:12 with a hint, %s", err, fail.HintOf(err), task.Phase, fail.NotFound, Staging)
 			}
 		})
+	}
+}
+
+// A host without a lease does not work on its tasks of the cluster, and goes on when it has one.
+func TestNoStepWithoutALease(t *testing.T) {
+	w, task := staging(t, fmt.Sprintf(stageManifest, "dir", 0), 0)
+	s := w.Tasks.store()
+	incarnation, err := s.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, err := s.Task(t.Context(), task.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row.ID, row.Host = "00000000000a", store.Waiting
+	if err := s.Replicate(t.Context(), []store.Replica{{Task: row, Newest: 1, Revision: 5, Fence: 5}}, 5); err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := w.Tasks.Get(t.Context(), row.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after, err := w.Next(t.Context(), claimed); !errors.Is(err, store.ErrFenced) || after.Phase != Staging {
+		t.Errorf("Next without a lease = %s, %v, want STAGING and ErrFenced", after.Phase, err)
+	}
+	if err := s.SetLease(t.Context(), incarnation, bootclock.Now()+time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := w.Next(t.Context(), claimed); err != nil || after.Phase != Provisioning {
+		t.Errorf("Next with a lease = %s, %v, want PROVISIONING", after.Phase, err)
 	}
 }
