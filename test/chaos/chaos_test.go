@@ -29,6 +29,7 @@ import (
 const (
 	tasksVariable = "CHAOS_TASKS" // their number
 	seedVariable  = "CHAOS_SEED"  // of the random faults
+	coresVariable = "CHAOS_CORES" // of the five hosts: 1, or 3
 )
 
 const patience = 2 * time.Hour // a bound for machines of all speeds
@@ -50,8 +51,8 @@ func waitFor(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// cluster starts five hosts, of which the first is the core.
-func cluster(t *testing.T) []*host {
+// cluster starts five hosts, of which the first ones are cores.
+func cluster(t *testing.T, cores int) []*host {
 	t.Helper()
 	var all []*host
 	for i := range 5 {
@@ -62,14 +63,22 @@ func cluster(t *testing.T) []*host {
 	}
 	all[0].start("", "--cluster", "--name", all[0].name, "--cluster-address", all[0].addr+":7422")
 	waitFor(t, "the first host", func() bool { return up(all[0], 1) })
-	for _, h := range all[1:] {
-		token, err := all[0].run("cluster", "token")
+	for i, h := range all[1:] {
+		role, args := "member", []string{"--join", "-", "--name", h.name}
+		if i+1 < cores {
+			role, args = "core", append(args, "--cluster-address", h.addr+":7422")
+		}
+		token, err := all[0].run("cluster", "token", "--role", role)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.start(token, "--join", "-", "--name", h.name)
+		h.start(token, args...)
+		waitFor(t, "host "+h.name, func() bool { return up(all[0], i+2) })
 	}
-	waitFor(t, "all hosts", func() bool { return up(all[0], len(all)) })
+	waitFor(t, "copies of the streams", func() bool {
+		log, err := os.ReadFile(filepath.Join(all[0].home, "serve.log"))
+		return err == nil && (cores < 3 || strings.Contains(string(log), "the cluster has three cores"))
+	})
 	return all
 }
 
@@ -175,7 +184,7 @@ func hit(h *host, r *rand.Rand, sig syscall.Signal, text string) int {
 }
 
 // trouble causes faults until stop is closed, and returns their number once all have ended.
-func trouble(t *testing.T, all []*host, seed int, stop <-chan struct{}) map[string]int {
+func trouble(t *testing.T, all []*host, cores, seed int, stop <-chan struct{}) map[string]int {
 	counts := map[string]int{}
 	var mu sync.Mutex
 	var ending sync.WaitGroup
@@ -188,12 +197,16 @@ func trouble(t *testing.T, all []*host, seed int, stop <-chan struct{}) map[stri
 			return counts
 		case <-time.After(time.Duration(200+r.IntN(3000)) * time.Millisecond):
 		}
-		f, h := faults[r.IntN(len(faults))], all[r.IntN(len(all))]
-		if h == all[0] && f.most > 20*time.Second { // without the only core, all of them stop
-			f.most = 20 * time.Second
+		f, at := faults[r.IntN(len(faults))], r.IntN(len(all))
+		h := all[at]
+		if cores == 1 && at == 0 { // without the only core, all of them stop
+			f.most = min(f.most, 20*time.Second)
 		}
 		mu.Lock()
 		skip := f.most > 0 && (busy[h.name] || len(busy) >= 2)
+		for _, other := range all[:cores] { // of three cores, two are needed
+			skip = skip || f.most > 0 && at < cores && busy[other.name]
+		}
 		if !skip && f.most > 0 {
 			busy[h.name] = true
 		}
@@ -224,11 +237,12 @@ func trouble(t *testing.T, all []*host, seed int, stop <-chan struct{}) map[stri
 func TestChaos(t *testing.T) {
 	n, seed := number(tasksVariable, 2000), number(seedVariable, int(time.Now().UnixNano()&0xffff))
 	t.Logf("%d tasks, seed %d", n, seed)
-	all := cluster(t)
+	cores := number(coresVariable, 3)
+	all := cluster(t, cores)
 	oracle := filepath.Join(all[0].home, "oracle")
 	stop := make(chan struct{})
 	counts := make(chan map[string]int, 1)
-	go func() { counts <- trouble(t, all, seed, stop) }()
+	go func() { counts <- trouble(t, all, cores, seed, stop) }()
 	submitted := submit(t, all, n, oracle, seed)
 	report := time.Now()
 	waitFor(t, "the end of all tasks", func() bool {
@@ -282,7 +296,7 @@ func submit(t *testing.T, all []*host, n int, oracle string, seed int) map[strin
 					return
 				}
 				out, err := h.run("task", "submit", "-f", file)
-				if err != nil { // killed, or the host had no time: it was not accepted, or nobody knows it
+				if err != nil { // killed, or the host had no time: it was not accepted, or the answer was lost
 					t.Logf("submit on %s: %v", h.name, err)
 					continue
 				}
