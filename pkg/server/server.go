@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/net/netutil"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
@@ -193,16 +194,30 @@ func (s *Server) server(base context.Context, d endpoint) *http.Server {
 	}
 }
 
+func lockPath(p config.Paths) string { return filepath.Join(p.State, "locks", "serve") }
+
+func errRuns(p config.Paths) error {
+	return fail.New(fail.Conflict, "serve is already running on %s", Socket(p.State)).WithHint("curl --unix-socket %s http://localhost/api/health", Socket(p.State))
+}
+
+// CheckStopped returns an error if a server of this user runs.
+func CheckStopped(p config.Paths) error {
+	if lockfile.Held(lockPath(p)) {
+		return errRuns(p)
+	}
+	return nil
+}
+
 // Run serves until ctx ends, and then shuts down gracefully. It calls ready with
 // the address of the second listener, or "" if there is none.
 func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	paths := s.tasks.Sessions.Config.Paths
-	lock, ok, err := lockfile.Try(filepath.Join(paths.State, "locks", "serve"))
+	lock, ok, err := lockfile.Try(lockPath(paths))
 	if err != nil {
 		return fail.New(fail.Host, "%w", err)
 	}
 	if !ok {
-		return fail.New(fail.Conflict, "serve is already running on %s", Socket(paths.State)).WithHint("curl --unix-socket %s http://localhost/api/health", Socket(paths.State))
+		return errRuns(paths)
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 

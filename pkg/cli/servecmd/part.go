@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
 )
 
 const (
@@ -33,7 +34,11 @@ func (o serveOptions) enter(ctx context.Context, a *app.App, e ops.Engine) error
 		}
 		return nil
 	}
-	dir := e.Tasks.Sessions.Config.Paths.Cluster()
+	paths := e.Tasks.Sessions.Config.Paths
+	if err := server.CheckStopped(paths); err != nil { // it would not notice
+		return err
+	}
+	dir := paths.Cluster()
 	name, err := o.hostName()
 	if err != nil {
 		return err

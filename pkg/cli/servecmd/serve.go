@@ -114,9 +114,6 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sweeping sync.WaitGroup
 	sweeping.Go(func() { app.SweepNowAndThen(ctx, m) })
-	if part != nil {
-		sweeping.Go(func() { part.Serve(ctx) })
-	}
 	defer func() { cancel(); sweeping.Wait() }()
 	return s.Run(ctx, func(addr string) {
 		where := server.Socket(m.Config.Paths.State)
@@ -124,7 +121,8 @@ func runServe(ctx context.Context, a *app.App, o serveOptions) error {
 			where += " and " + addr
 		}
 		a.Con.Say("serving on %s", where)
-		if part != nil {
+		if part != nil { // only now: another server of this user would have the same name in the cluster
+			sweeping.Go(func() { part.Serve(ctx) })
 			a.Con.Say("this host is %s in the cluster %s", part.State.Name, part.State.Cluster)
 		}
 	})
