@@ -12,4 +12,5 @@ import "errors"
 var (
 	ErrConflict = errors.New("it was changed meanwhile")
 	ErrNone     = errors.New("it does not exist")
+	ErrDamaged  = errors.New("it is damaged") // by a host with a fault, or a hostile one
 )

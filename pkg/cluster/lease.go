@@ -55,20 +55,27 @@ func OpenHosts(ctx context.Context, js jetstream.JetStream, host string, replica
 func (h *Hosts) Get(ctx context.Context, name string) (Host, uint64, error) {
 	r, err := h.records.last(ctx, name)
 	is, err := body[Host](r, err)
-	is.At = r.At
+	if errors.Is(err, ErrDamaged) {
+		is, err = Host{}, nil
+	}
+	is.Name, is.At = name, r.At
 	return is, r.Seq, err
 }
 
-// All returns the latest heartbeats of all hosts, with their sequence numbers.
+// All returns the latest heartbeats of all hosts, with their sequence numbers. Of one that is damaged,
+// only the name is known: it counts as a heartbeat, and its host gets no task.
 func (h *Hosts) All(ctx context.Context) (map[string]uint64, []Host, error) {
 	seqs := map[string]uint64{}
 	var all []Host
 	for r, err := range h.records.each(ctx) {
 		is, err := body[Host](r, err)
+		if errors.Is(err, ErrDamaged) {
+			is, err = Host{}, nil
+		}
 		if err != nil {
 			return nil, nil, err
 		}
-		is.At = r.At
+		is.Name, is.At = r.Key, r.At // a host may claim to be another
 		seqs[is.Name] = r.Seq
 		all = append(all, is)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/bootclock"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
@@ -100,5 +101,34 @@ func TestSilence(t *testing.T) {
 	look(0, 1, 1)
 	if silent := look(time.Hour, 1, 1); len(silent) > 0 {
 		t.Errorf("silent after an hour without contact = %v, want none", silent)
+	}
+}
+
+// A host cannot hide others with a heartbeat that is damaged or names another host.
+func TestDamagedHeartbeats(t *testing.T) {
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	hosts := testcluster.Open(t, func() (*cluster.Hosts, error) { return cluster.OpenHosts(t.Context(), js, "a", 1) })
+	beat := func(name string) {
+		if _, err := cluster.NewLease(hosts, bootclock.Now).Renew(t.Context(), cluster.Host{Name: name, Incarnation: "i"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat("good")
+	for name, text := range map[string]string{"damaged": "{", "liar": `{"format":1,"body":{"name":"good","incarnation":"i"}}`} {
+		if _, err := js.Publish(t.Context(), "host."+name, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seqs, all, err := hosts.All(t.Context())
+	if err != nil || len(all) != 3 || seqs["good"] != 1 || seqs["damaged"] == 0 || seqs["liar"] == 0 {
+		t.Errorf("All = %v, %+v, %v, want three hosts by the names of their subjects", seqs, all, err)
+	}
+	is, seq, err := hosts.Get(t.Context(), "damaged")
+	if err == nil {
+		err = hosts.Revoke(t.Context(), is, seq, "a")
+	}
+	if err != nil {
+		t.Errorf("Revoke of a host with a damaged heartbeat = %v, want nil", err)
 	}
 }

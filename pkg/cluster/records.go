@@ -37,6 +37,7 @@ type record struct {
 	Key string    // the id whose record it is
 	Seq uint64    // grows with each record of the stream, with gaps for one subject
 	At  time.Time // when it was stored, on the clock of a core
+	Err error     // ErrDamaged, wrapped, of one that follow yields
 }
 
 // records are a JetStream stream in which every subject is written by compare-and-set: a record is
@@ -171,11 +172,12 @@ func (r records) read(id string, raw *jetstream.RawStreamMsg, err error) (record
 	return r.parse(id, raw.Sequence, raw.Time, raw.Data)
 }
 
-// parse reads a stored record, which another host may have written.
+// parse reads a stored record, which another host may have written. If it is damaged, the error is
+// ErrDamaged, wrapped, and the result has the record's position.
 func (r records) parse(id string, seq uint64, at time.Time, text []byte) (record, error) {
 	is := record{Key: id, Seq: seq, At: at}
 	if err := json.Unmarshal(text, &is.message); err != nil {
-		return is, fmt.Errorf("read %s%s of the cluster: record %d: %w", r.prefix, id, seq, err)
+		return is, fmt.Errorf("read %s%s of the cluster: record %d: %w: %w", r.prefix, id, seq, ErrDamaged, err)
 	}
 	if is.Format > format {
 		return is, fail.New(fail.Host, "read %s%s of the cluster: host %s wrote format %d, and this program knows %d", r.prefix, id, is.Host, is.Format, format).
@@ -190,7 +192,7 @@ func body[T any](r record, err error) (is T, _ error) {
 		return is, err
 	}
 	if err := json.Unmarshal(r.Body, &is); err != nil {
-		return is, fmt.Errorf("read record %d of the cluster, by host %s: %w", r.Seq, r.Host, err)
+		return is, fmt.Errorf("read record %d of the cluster, by host %s: %w: %w", r.Seq, r.Host, ErrDamaged, err)
 	}
 	return is, nil
 }
@@ -198,7 +200,8 @@ func body[T any](r record, err error) (is T, _ error) {
 // eachExpiry is how long the server keeps a request for more records.
 const eachExpiry = 2 * time.Second
 
-// each yields the latest record of every id, up to now. An error is the last item.
+// each yields the latest record of every id, up to now. An error is the last item, unless it is
+// ErrDamaged, wrapped: it is about that record.
 func (r records) each(ctx context.Context) iter.Seq2[record, error] {
 	return func(yield func(record, error) bool) {
 		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy})
@@ -230,7 +233,7 @@ func (r records) each(ctx context.Context) iter.Seq2[record, error] {
 			if err != nil {
 				err = fmt.Errorf("read the cluster's stream %s: %w", r.name, err)
 			}
-			if !yield(is, err) || err != nil {
+			if !yield(is, err) || err != nil && !errors.Is(err, ErrDamaged) {
 				return
 			}
 		}
@@ -272,7 +275,7 @@ func (r records) follow(ctx context.Context, after uint64) iter.Seq2[[]record, e
 				return
 			}
 			is, err := r.parse(strings.TrimPrefix(m.Subject(), r.prefix), meta.Sequence.Stream, meta.Timestamp, m.Data())
-			if err != nil {
+			if is.Err = err; err != nil && !errors.Is(err, ErrDamaged) {
 				fail(err)
 				return
 			}

@@ -30,6 +30,8 @@ type Entry struct {
 	Kind  Kind            `json:"kind"`
 	Fence uint64          `json:"fence,omitempty"` // Seq of the claim under which it was written; 0 without one
 	Data  json.RawMessage `json:"data,omitempty"`
+
+	Err error `json:"-"` // ErrDamaged, wrapped: only Task and Seq are known
 }
 
 // TaskLog is the record of all tasks of a cluster: a sequence of entries for each task. Its
@@ -52,7 +54,7 @@ func (l *TaskLog) Append(ctx context.Context, task string, e Entry, after uint64
 }
 
 // Last returns the latest entry of a task, or ErrNone, wrapped. It may be outdated: only Append
-// decides.
+// decides. Like all entries that are read, it may be damaged.
 func (l *TaskLog) Last(ctx context.Context, task string) (Entry, error) {
 	return entry(l.records.last(ctx, task))
 }
@@ -89,7 +91,7 @@ func (l *TaskLog) Follow(ctx context.Context, after uint64) iter.Seq2[[]Entry, e
 			entries := make([]Entry, len(batch))
 			for i, r := range batch {
 				if err == nil {
-					entries[i], err = entry(r, nil)
+					entries[i], err = entry(r, r.Err)
 				}
 			}
 			if !yield(entries, err) || err != nil {
@@ -101,6 +103,9 @@ func (l *TaskLog) Follow(ctx context.Context, after uint64) iter.Seq2[[]Entry, e
 
 func entry(r record, err error) (Entry, error) {
 	e, err := body[Entry](r, err)
+	if errors.Is(err, ErrDamaged) {
+		return Entry{Task: r.Key, Seq: r.Seq, Host: r.Host, Err: err}, nil
+	}
 	e.Task, e.Seq, e.Host = r.Key, r.Seq, r.Host
 	return e, err
 }

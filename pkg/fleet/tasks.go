@@ -72,12 +72,36 @@ func (f *Tasks) Get(ctx context.Context, id string) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	c, err := decode(e)
+	c, err := f.latest(ctx, e)
 	return c.State, err
 }
 
+// latest decodes the latest entry of a task. If that is damaged, the last one that is not counts: the next
+// entry then follows the damaged one, so that a hostile host cannot stop a task with it.
+func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err error) {
+	if c, err = decode(last); err == nil {
+		return c, nil
+	}
+	f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
+	for e, rerr := range f.Tasks.Entries(ctx, last.Task, 0) {
+		if rerr != nil {
+			return c, rerr
+		}
+		if e.Seq > last.Seq {
+			break
+		}
+		if good, derr := decode(e); derr == nil {
+			c, err = good, nil
+		}
+	}
+	c.Seq = last.Seq
+	return c, err
+}
+
 func decode(e cluster.Entry) (c change, err error) {
-	err = json.Unmarshal(e.Data, &c)
+	if err = e.Err; err == nil {
+		err = json.Unmarshal(e.Data, &c)
+	}
 	if err == nil && c.Row.ID != e.Task {
 		err = fmt.Errorf("it is about task %q", c.Row.ID)
 	}
@@ -353,10 +377,14 @@ func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uin
 		is := c.replica()
 		switch mine := c.Host == f.Name && c.Incarnation == incarnation; {
 		case own.Fence != 0 && mine && c.Fence == own.Fence:
-			if e.Kind == cluster.Requested {
-				if err := f.look(ctx, own); err != nil {
-					return err
-				}
+			switch {
+			case e.Kind == cluster.Requested:
+				err = f.look(ctx, own)
+			case e.Kind == cluster.Reported && e.Seq > own.Revision: // Ship's answer was lost: if the task is given away now, its events must stay
+				err = ignoreStale(f.Store.Ship(ctx, own, e.Seq, max(own.Shipped, c.Newest)))
+			}
+			if err != nil {
+				return err
 			}
 			continue
 		case own.Fence != 0 && e.Seq > own.Revision:
@@ -498,9 +526,8 @@ func (f *Tasks) Lost(ctx context.Context, host, keep string) (released []string,
 		if err != nil {
 			return released, err
 		}
-		c, err := decode(e)
-		if err != nil {
-			f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
+		c, err := f.latest(ctx, e)
+		if err != nil { // it never had one that can be read
 			continue
 		}
 		if c.Host != host || c.Incarnation == keep || ended(task.Phase(c.Row.Phase)) {

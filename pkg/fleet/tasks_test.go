@@ -425,3 +425,86 @@ func TestLostOffers(t *testing.T) {
 		}
 	}
 }
+
+// TestDamagedEntries writes to the log what no host can read: at the end of a task's entries, and as the
+// only entry of another. The task runs, and all hosts follow the log.
+func TestDamagedEntries(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
+	one, two := newHost(t, c, "one", st), newHost(t, c, "two", st)
+	keys, _ := c.Add("hostile", cluster.Member)
+	hostile, err := jetstream.New(c.Login(keys))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const id = "000000000001"
+	submit(t, one, id, task.RerunIfNotStarted)
+	for _, text := range []string{"{", `{"format":1,"id":"x","host":"one","body":[]}`, `{"format":1,"id":"y","host":"one","body":{"kind":"events","data":{"row":{"ID":"000000000009"}}}}`} {
+		for _, subject := range []string{"task." + id, "task.000000000002", "host.hostile"} {
+			if _, err := hostile.Publish(t.Context(), subject, []byte(text)); err != nil && subject != "host.hostile" {
+				t.Fatal(err)
+			}
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { two.run(ctx) })
+	defer func() { stop(); running.Wait() }()
+	testenv.WaitFor(t, "the end of the task", func() bool {
+		s, err := one.Get(t.Context(), id)
+		return err == nil && s.Row.Phase == string(task.Completed)
+	})
+	sameEverywhere(t, []*host{one, two}, []string{id})
+	if released, err := one.Lost(t.Context(), "two", ""); err != nil || len(released) != 0 {
+		t.Errorf("Lost with damaged entries = %q, %v, want nothing released", released, err)
+	}
+}
+
+// TestLostAnswer gives a task to another host after a host wrote events to the log, and did not learn
+// that they are there. They stay on that host, too.
+func TestLostAnswer(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
+	core, one := newHost(t, c, "core", st), newHost(t, c, "one", st)
+	const id = "000000000001"
+	submit(t, core, id, task.RerunIfNotStarted)
+	o, ok, err := one.Queue.Take(t.Context(), cluster.Host{Name: "one", FreeSlots: 1, FreeMemory: 1 << 40}, 10*time.Second)
+	if err != nil || !ok {
+		t.Fatalf("Take of the queue = %t, %v, want an offer", ok, err)
+	}
+	if took, err := one.Take(t.Context(), o); err != nil || !took {
+		t.Fatalf("Take = %t, %v, want the task", took, err)
+	}
+	row, err := one.Store.Task(t.Context(), id)
+	if err == nil {
+		err = one.step(t.Context(), row, "vm")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim, row, evs, err := one.Store.Unshipped(t.Context(), id, 1<<20)
+	if err != nil || len(evs) == 0 {
+		t.Fatalf("events to send = %v, %v, want some", evs, err)
+	}
+	s, err := one.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Row, s.Newest = row, evs[len(evs)-1].Seq
+	data, err := json.Marshal(struct {
+		fleet.State
+		Events []store.Event `json:"events"`
+	}{s, evs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := one.Tasks.Tasks.Append(t.Context(), id, cluster.Entry{Kind: cluster.Reported, Fence: claim.Fence, Data: data}, claim.Revision); err != nil {
+		t.Fatal(err)
+	}
+	if released, err := core.Lost(t.Context(), "one", ""); err != nil || len(released) != 1 {
+		t.Fatalf("Lost = %q, %v, want the task", released, err)
+	}
+	sameEverywhere(t, []*host{core, one}, []string{id})
+}
