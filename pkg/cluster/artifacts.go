@@ -1,13 +1,13 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,9 +17,15 @@ import (
 
 // partSize is the size of all parts of a file but the last, in bytes. After an interruption, parts
 // that are stored are not sent again.
-const partSize = 8 << 20
+const partSize = 512 << 10
 
-const bucket = "ARTIFACTS"
+const (
+	fileStream  = "ARTIFACTS"
+	entryStream = "ENTRIES"
+)
+
+// ErrFull is returned, wrapped, if the cluster has no room for more files.
+var ErrFull = errors.New("the cluster has no room for more files")
 
 // Part is a piece of a file.
 type Part struct {
@@ -27,29 +33,51 @@ type Part struct {
 	Size   int64  `json:"size"`   // bytes
 }
 
-// Files are the artifacts and logs of tasks, in JetStream's object store. Parts have the name
-// TASK/SHA256.
-type Files struct{ store jetstream.ObjectStore }
-
-// OpenFiles opens the store of files, and creates it on that many cores if it does not exist. Files
-// disappear after keep.
-func OpenFiles(ctx context.Context, js jetstream.JetStream, replicas int, size int64, keep time.Duration) (*Files, error) {
-	s, err := js.ObjectStore(ctx, bucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		s, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-			Bucket: bucket, TTL: keep, MaxBytes: size, Storage: jetstream.FileStorage, Replicas: replicas,
-			Placement: &jetstream.Placement{Tags: []string{coreTag}},
-		})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the cluster's files: %w", err)
-	}
-	return &Files{s}, nil
+// Files are a store of files for tasks, in a stream. Each part is a message with the subject
+// KIND.TASK.SHA256. The server stores the first one of a subject and refuses others, and nothing can be
+// deleted: JetStream's object store would let each host that writes to it empty it.
+type Files struct {
+	js     jetstream.JetStream
+	stream jetstream.Stream
+	name   string // of the stream
+	kind   string // begins its subjects
 }
 
-// Put stores a file of a task and returns its parts, which Get needs. If it is interrupted, the
-// next Put sends only what is missing.
+// OpenFiles opens the store of artifacts and logs, and creates it on that many cores if it does not
+// exist. Files disappear after keep.
+func OpenFiles(ctx context.Context, js jetstream.JetStream, replicas int, size int64, keep time.Duration) (*Files, error) {
+	return openFiles(ctx, js, "artifact.", jetstream.StreamConfig{Name: fileStream, Replicas: replicas, MaxBytes: size, MaxAge: keep})
+}
+
+// OpenEntries opens the store of what is too large for an entry of the log of tasks, and creates it on
+// that many cores if it does not exist.
+func OpenEntries(ctx context.Context, js jetstream.JetStream, replicas int, size int64) (*Files, error) {
+	return openFiles(ctx, js, "entry.", jetstream.StreamConfig{Name: entryStream, Replicas: replicas, MaxBytes: size})
+}
+
+func openFiles(ctx context.Context, js jetstream.JetStream, kind string, c jetstream.StreamConfig) (*Files, error) {
+	s, err := js.Stream(ctx, c.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		c.Subjects, c.Storage, c.MaxMsgSize = []string{kind + "*.*"}, jetstream.FileStorage, partSize+4<<10 // with headers
+		c.MaxMsgsPerSubject, c.Discard, c.DiscardNewPerSubject, c.DenyDelete, c.DenyPurge = 1, jetstream.DiscardNew, true, true, true
+		c.Placement = &jetstream.Placement{Tags: []string{coreTag}}
+		s, err = js.CreateStream(ctx, c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the cluster's stream %s: %w", c.Name, err)
+	}
+	return &Files{js, s, c.Name, kind}, nil
+}
+
+func (f *Files) subject(task string, p Part) string { return f.kind + task + "." + p.SHA256 }
+
+// Put stores a file of a task and returns its parts, which Open needs. If it is interrupted, the
+// next Put sends only what is missing. The error is ErrFull, wrapped, if there is no room.
 func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, error) {
+	stored, err := f.stored(ctx, f.kind+task+".*")
+	if err != nil {
+		return nil, err
+	}
 	var parts []Part
 	buf := make([]byte, partSize)
 	for {
@@ -62,8 +90,10 @@ func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, erro
 		}
 		sum := sha256.Sum256(buf[:n])
 		p := Part{hex.EncodeToString(sum[:]), int64(n)}
-		if err := f.put(ctx, task, p, buf[:n]); err != nil {
-			return parts, fmt.Errorf("store part %d of a file of task %s: %w", len(parts)+1, task, err)
+		if !stored[f.subject(task, p)] {
+			if err := f.put(ctx, task, p, buf[:n]); err != nil {
+				return parts, fmt.Errorf("store part %d of a file of task %s in the cluster: %w", len(parts)+1, task, err)
+			}
 		}
 		parts = append(parts, p)
 		if n < partSize {
@@ -72,57 +102,102 @@ func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, erro
 	}
 }
 
+// put stores one part, unless it is stored.
 func (f *Files) put(ctx context.Context, task string, p Part, data []byte) error {
-	name := task + "/" + p.SHA256
-	info, err := f.store.GetInfo(ctx, name)
-	if err == nil && info.Size == uint64(p.Size) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+	_, err := f.js.Publish(ctx, f.subject(task, p), data, jetstream.WithExpectStream(f.name))
+	api, refused := errors.AsType[*jetstream.APIError](err)
+	if !refused || api.ErrorCode != storeFailed && api.ErrorCode != storageExceeded {
 		return err
 	}
-	_, err = f.store.Put(ctx, jetstream.ObjectMeta{Name: name}, bytes.NewReader(data))
-	return err
+	// Which limit refuses it is known only as text: there is no room, or this part exists.
+	stored, serr := f.stored(ctx, f.subject(task, p))
+	switch {
+	case serr != nil:
+		return serr
+	case stored[f.subject(task, p)]:
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrFull, err)
 }
 
-// Get writes a file of a task to w, from a number of bytes on that w has already. All bytes that it
-// writes have the digest of their part.
-func (f *Files) Get(ctx context.Context, task string, parts []Part, from int64, w io.Writer) error {
+// The server's error codes for a message that a limit of the stream refuses, and for one that a limit of
+// all streams refuses (JSStreamStoreFailedF and JSStorageResourcesExceededErr in the server's
+// errors.json).
+const (
+	storeFailed     jetstream.ErrorCode = 10077
+	storageExceeded jetstream.ErrorCode = 10047
+)
+
+// stored returns which of the subjects that match a filter are stored.
+func (f *Files) stored(ctx context.Context, filter string) (map[string]bool, error) {
+	info, err := f.stream.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return nil, fmt.Errorf("look for files in the cluster: %w", err)
+	}
+	stored := map[string]bool{}
+	for subject := range info.State.Subjects {
+		stored[subject] = true
+	}
+	return stored, nil
+}
+
+// Open returns a file of a task. Reading it returns only bytes that have the digest of their part, and
+// fails if one was removed or is damaged. ctx limits all reading.
+func (f *Files) Open(ctx context.Context, task string, parts []Part) (*io.SectionReader, error) {
+	size := int64(0)
 	for i, p := range parts {
-		if p.Size < 0 || p.Size > partSize {
-			return fail.New(fail.Failure, "read a file of task %s: part %d has an invalid size", task, i+1)
+		if p.Size < 0 || p.Size > partSize || p.Size < partSize && i < len(parts)-1 {
+			return nil, fail.New(fail.Failure, "read a file of task %s: part %d has an invalid size", task, i+1)
 		}
-		if from >= p.Size {
-			from -= p.Size
-			continue
-		}
-		data, err := f.get(ctx, task, p)
-		if err == nil {
-			_, err = w.Write(data[from:])
-		}
-		if err != nil {
-			return fmt.Errorf("read part %d of %d of a file of task %s: %w", i+1, len(parts), task, err)
-		}
-		from = 0
+		size += p.Size
 	}
-	return nil
+	return io.NewSectionReader(&fileReader{f: f, ctx: ctx, task: task, parts: parts}, 0, size), nil
 }
 
+// fileReader reads the parts of a file. It keeps the latest.
+type fileReader struct {
+	f     *Files
+	ctx   context.Context //nolint:containedctx // an io.ReaderAt has no other way
+	task  string
+	parts []Part
+
+	mu   sync.Mutex
+	at   int // of data among the parts
+	data []byte
+}
+
+// ReadAt implements io.ReaderAt.
+func (r *fileReader) ReadAt(b []byte, off int64) (n int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n < len(b) {
+		i, within := int(off/partSize), off%partSize
+		if i >= len(r.parts) || within >= r.parts[i].Size {
+			return n, io.EOF
+		}
+		if r.data == nil || r.at != i {
+			if r.data, err = r.f.get(r.ctx, r.task, r.parts[i]); err != nil {
+				return n, fmt.Errorf("read part %d of %d of a file of task %s: %w", i+1, len(r.parts), r.task, err)
+			}
+			r.at = i
+		}
+		c := copy(b[n:], r.data[within:])
+		n, off = n+c, off+int64(c)
+	}
+	return n, nil
+}
+
+// get returns one part.
 func (f *Files) get(ctx context.Context, task string, p Part) ([]byte, error) {
-	o, err := f.store.Get(ctx, task+"/"+p.SHA256)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, fail.New(fail.NotFound, "it was removed")
+	m, err := f.stream.GetLastMsgForSubject(ctx, f.subject(task, p))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, fail.New(fail.NotFound, "the cluster does not have it, or no longer")
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer o.Close()
-	data, err := io.ReadAll(io.LimitReader(o, p.Size+1))
-	if err != nil {
-		return nil, err
+	if sum := sha256.Sum256(m.Data); int64(len(m.Data)) != p.Size || hex.EncodeToString(sum[:]) != p.SHA256 {
+		return nil, fail.New(fail.Failure, "it is damaged in the cluster: %w", ErrDamaged)
 	}
-	if sum := sha256.Sum256(data); int64(len(data)) != p.Size || hex.EncodeToString(sum[:]) != p.SHA256 {
-		return nil, fail.New(fail.Failure, "it is damaged")
-	}
-	return data, nil
+	return m.Data, nil
 }

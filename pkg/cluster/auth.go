@@ -25,13 +25,13 @@ func inbox(nkey string) string { return "_INBOX." + nkey }
 // are none.
 func (m Membership) permissions() *server.Permissions {
 	publish := []string{
-		"host." + m.Name, "task.*", "log.*.>", "$O.ARTIFACTS.>", "tunnel.*.c.*",
-		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*",
+		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*",
+		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.TASKS", "$JS.API.STREAM.MSG.GET.HOSTS", "$JS.API.STREAM.MSG.GET.MEMBERS", "$JS.API.STREAM.MSG.GET." + entryStream,
 		"$JS.API.CONSUMER.CREATE.TASKS.>", "$JS.API.CONSUMER.CREATE.HOSTS.>", "$JS.API.CONSUMER.CREATE.MEMBERS.>",
 		"$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.API.CONSUMER.DELETE.*.*", "$JS.API.CONSUMER.LIST.QUEUE", "$JS.API.CONSUMER.INFO.*.*", "$JS.ACK.>", "$JS.FC.>",
 	}
 	if m.Role.Allows(Member) {
-		publish = append(publish, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open")
+		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open")
 	}
 	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	switch {

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
@@ -45,32 +48,119 @@ func TestFiles(t *testing.T) {
 		return err == nil
 	})
 	const task = "000000000001"
-	whole := make([]byte, 20<<20+17)
+	whole := make([]byte, 3<<20+17)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(whole)
-	if _, err := f.Put(t.Context(), task, &stopsAfter{bytes.NewReader(whole), 9 << 20}); !errors.Is(err, errStopped) {
+	if _, err := f.Put(t.Context(), task, &stopsAfter{bytes.NewReader(whole), 1 << 20}); !errors.Is(err, errStopped) {
 		t.Fatalf("Put of a file that ends early = %v, want %v", err, errStopped)
 	}
 	parts, err := f.Put(t.Context(), task, bytes.NewReader(whole))
-	if err != nil || len(parts) != 3 {
-		t.Fatalf("Put = %d parts, %v, want 3", len(parts), err)
+	if err != nil || len(parts) != 7 {
+		t.Fatalf("Put = %d parts, %v, want 7", len(parts), err)
 	}
-	var got bytes.Buffer
-	for _, from := range []int64{0, 1, 8 << 20, 9 << 20, int64(len(whole))} {
-		got.Reset()
-		if err := f.Get(t.Context(), task, parts, from, &got); err != nil || !bytes.Equal(got.Bytes(), whole[from:]) {
-			t.Errorf("Get from %d = %d bytes, %v, want the rest of the file", from, got.Len(), err)
+	if s, err := js.Stream(t.Context(), "ARTIFACTS"); err != nil || s.CachedInfo().State.LastSeq != 7 {
+		t.Errorf("messages sent = %d, %v, want 7: one for each part", s.CachedInfo().State.LastSeq, err)
+	}
+	r, err := f.Open(t.Context(), task, parts)
+	if err != nil || r.Size() != int64(len(whole)) {
+		t.Fatalf("Open = %v, want %d bytes", err, len(whole))
+	}
+	for _, from := range []int64{0, 1, 512 << 10, 700 << 10, int64(len(whole))} {
+		if _, err := r.Seek(from, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, whole[from:]) {
+			t.Errorf("read from %d = %d bytes, %v, want the rest of the file", from, len(got), err)
 		}
 	}
 	if parts, err := f.Put(t.Context(), task, strings.NewReader("")); err != nil || len(parts) != 0 {
 		t.Errorf("Put of an empty file = %v, %v, want no parts", parts, err)
 	}
+	read := func(task string, parts ...cluster.Part) error {
+		r, err := f.Open(t.Context(), task, parts)
+		if err == nil {
+			_, err = io.ReadAll(r)
+		}
+		return err
+	}
 	wrong := parts[0]
 	wrong.Size--
-	if err := f.Get(t.Context(), task, []cluster.Part{wrong}, 0, io.Discard); err == nil {
-		t.Error("Get of a part with another size succeeded, want an error")
+	if err := read(task, wrong); !errors.Is(err, cluster.ErrDamaged) {
+		t.Errorf("read of a part with another size = %v, want %v", err, cluster.ErrDamaged)
 	}
-	if err := f.Get(t.Context(), "000000000002", parts, 0, io.Discard); fail.CodeOf(err) != fail.NotFound {
-		t.Errorf("Get of another task's file = %v, want not found", err)
+	if err := read(task, wrong, parts[1]); err == nil {
+		t.Error("Open of a file with a short part in it succeeded, want an error")
+	}
+	if err := read("000000000002", parts...); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("read of another task's file = %v, want not found", err)
+	}
+}
+
+// TestForgedFiles checks what the servers let a hostile worker do to the files of a task: not to delete
+// or replace what is stored, and not to read it.
+func TestForgedFiles(t *testing.T) {
+	c := testcluster.Alone(t)
+	core := c.JetStream()
+	open := func(js jetstream.JetStream) *cluster.Files {
+		return testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenFiles(t.Context(), js, 1, 1<<30, time.Hour) })
+	}
+	files := open(core)
+	const task = "000000000001"
+	parts, err := files.Put(t.Context(), task, strings.NewReader("the true file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, _ := c.Add("hostile", cluster.Worker)
+	nc := c.Login(keys)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := "artifact." + task + "." + parts[0].SHA256
+	if _, err := js.Publish(t.Context(), subject, []byte("a false file")); err == nil {
+		t.Error("a second message of a part was stored, want it refused")
+	}
+	if _, err := js.Publish(t.Context(), subject, nil, jetstream.WithExpectStream("ARTIFACTS"), jetstream.WithMsgTTL(time.Second)); err == nil {
+		t.Error("an empty message of a part was stored, want it refused")
+	}
+	if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: nats.Header{"Nats-Rollup": {"all"}}}); err == nil {
+		t.Error("a message that replaces all others was stored, want it refused")
+	}
+	for _, request := range []string{"PURGE.ARTIFACTS", "DELETE.ARTIFACTS", "MSG.DELETE.ARTIFACTS", "MSG.GET.ARTIFACTS"} {
+		body := `{"seq":1}`
+		if m, err := nc.Request("$JS.API.STREAM."+request, []byte(body), time.Second); err == nil && !strings.Contains(string(m.Data), `"error"`) {
+			t.Errorf("%s of a worker = %s, want it refused", request, m.Data)
+		}
+	}
+	// It can store files of its own.
+	if _, err := open(js).Put(t.Context(), "000000000002", strings.NewReader("own")); err != nil {
+		t.Errorf("Put of a worker = %v, want nil", err)
+	}
+	r, err := files.Open(t.Context(), task, parts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || string(got) != "the true file" {
+		t.Errorf("file = %q, %v, want the true one", got, err)
+	}
+	// Even a core cannot delete one by mistake.
+	stream, err := core.Stream(t.Context(), "ARTIFACTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(stream.DeleteMsg(t.Context(), 1), stream.Purge(t.Context())); err == nil {
+		t.Error("a core deleted files, want it refused")
+	}
+}
+
+// TestFullCluster fills the store of files.
+func TestFullCluster(t *testing.T) {
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	f := testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenFiles(t.Context(), js, 1, 1<<20, time.Hour) })
+	big := make([]byte, 3<<20)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(big)
+	if _, err := f.Put(t.Context(), "000000000001", bytes.NewReader(big)); !errors.Is(err, cluster.ErrFull) {
+		t.Errorf("Put into a full store = %v, want %v", err, cluster.ErrFull)
 	}
 }
 

@@ -20,6 +20,7 @@ const (
 	storeSize = 64 << 30 // of all streams of a core, in bytes
 	logSize   = 16 << 30 // of the log of tasks
 	fileSize  = 40 << 30 // of artifacts and logs
+	entrySize = 4 << 30  // of what is too large for the log of tasks
 	fileTime  = 30 * 24 * time.Hour
 	copies    = 3 // of each stream, once there are that many cores
 )
@@ -72,6 +73,7 @@ type Node struct {
 	Queue   *Queue
 	Members *Members
 	Files   *Files
+	Entries *Files
 	Tunnels *Tunnels
 
 	dir     string
@@ -190,6 +192,7 @@ func (n *Node) open(ctx context.Context) error {
 			n.Files, err = OpenFiles(ctx, js, 1, fileSize, fileTime)
 			return
 		},
+		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, 1, entrySize); return },
 	} {
 		if err := patiently(ctx, f); err != nil {
 			return err

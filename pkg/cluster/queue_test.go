@@ -84,7 +84,9 @@ func TestQueueOrder(t *testing.T) {
 	}
 	// A host that waits gets a task that is offered later.
 	late := make(chan error, 1)
-	go func() { late <- q.Offer(context.WithoutCancel(t.Context()), "late", 0, cluster.NewLine(small, cluster.Normal)) }()
+	go func() {
+		late <- q.Offer(context.WithoutCancel(t.Context()), "late", 0, cluster.NewLine(small, cluster.Normal))
+	}()
 	if o, ok, err := q.Take(t.Context(), amd64, 10*time.Second); err != nil || !ok || o.Task != "late" {
 		t.Errorf("Take while a task is offered = %q, %t, %v, want late", o.Task, ok, err)
 	}

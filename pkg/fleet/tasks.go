@@ -6,14 +6,18 @@
 package fleet
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
@@ -46,21 +50,41 @@ type change struct {
 	State
 	Events []store.Event `json:"events,omitempty"`
 	Text   []byte        `json:"text,omitempty"` // of the first entry: the manifest as it was submitted
+
+	Manifest []cluster.Part `json:"manifest,omitempty"` // a large one, which the row then lacks
+	Large    []cluster.Part `json:"large,omitempty"`    // all of a change that is too large for an entry
 }
+
+// Sizes in bytes from which a manifest, or a change, is not in the entry itself, but among the cluster's
+// large entries.
+const (
+	largeManifest = 16 << 10
+	largeChange   = 300 << 10
+)
 
 // Tasks are the tasks of a cluster, as one host sees and runs them.
 type Tasks struct {
-	Name  string // of this host
-	Tasks *cluster.TaskLog
-	Queue *cluster.Queue
-	Store *store.Store
-	Log   *slog.Logger
+	Name    string // of this host
+	Tasks   *cluster.TaskLog
+	Entries *cluster.Files // what is too large for Tasks
+	Queue   *cluster.Queue
+	Store   *store.Store
+	Log     *slog.Logger
 
 	// Want records in this host's store what users want of a task of this host.
 	Want func(ctx context.Context, task string, desired task.DesiredPhase) error
 	// Busy reports whether something of a task is left on this host, from an earlier claim; nil
 	// means never.
 	Busy func(ctx context.Context, task string) (bool, error)
+
+	large large
+}
+
+// large is the large manifest that was read last: each entry of its task names it.
+type large struct {
+	mu    sync.Mutex
+	parts []cluster.Part
+	text  []byte
 }
 
 // Get returns a task's state.
@@ -79,8 +103,8 @@ func (f *Tasks) Get(ctx context.Context, id string) (State, error) {
 // latest decodes the latest entry of a task. If that is damaged, the last one that is not counts: the next
 // entry then follows the damaged one, so that a hostile host cannot stop a task with it.
 func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err error) {
-	if c, err = decode(last); err == nil {
-		return c, nil
+	if c, err = f.decode(ctx, last); err == nil || !errors.Is(err, cluster.ErrDamaged) {
+		return c, err
 	}
 	f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
 	for e, rerr := range f.Tasks.Entries(ctx, last.Task, 0) {
@@ -90,7 +114,7 @@ func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err e
 		if e.Seq > last.Seq {
 			break
 		}
-		if good, derr := decode(e); derr == nil {
+		if good, derr := f.decode(ctx, e); derr == nil {
 			c, err = good, nil
 		}
 	}
@@ -98,12 +122,13 @@ func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err e
 	return c, err
 }
 
-func decode(e cluster.Entry) (c change, err error) {
+// decode reads the change in an entry. The error is ErrDamaged, wrapped, if it never can be read.
+func (f *Tasks) decode(ctx context.Context, e cluster.Entry) (c change, err error) {
 	if err = e.Err; err == nil {
-		err = json.Unmarshal(e.Data, &c)
+		c, err = f.parse(ctx, e.Task, e.Data)
 	}
 	if err == nil && c.Row.ID != e.Task {
-		err = fmt.Errorf("it is about task %q", c.Row.ID)
+		err = fmt.Errorf("it is about task %q: %w", c.Row.ID, cluster.ErrDamaged)
 	}
 	if err != nil {
 		return c, fmt.Errorf("read entry %d of task %s in the cluster's log, by host %s: %w", e.Seq, e.Task, e.Host, err)
@@ -113,6 +138,60 @@ func decode(e cluster.Entry) (c change, err error) {
 		c.Fence = e.Seq
 	}
 	return c, nil
+}
+
+// parse reads a change, and what it has among the large entries.
+func (f *Tasks) parse(ctx context.Context, task string, text []byte) (c change, err error) {
+	for deep := 0; ; deep++ {
+		c = change{}
+		if err := json.Unmarshal(text, &c); err != nil {
+			return c, fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
+		}
+		if c.Large == nil || deep > 0 {
+			break
+		}
+		if text, err = f.read(ctx, task, c.Large); err != nil {
+			return c, err
+		}
+	}
+	if c.Manifest == nil {
+		return c, nil
+	}
+	f.large.mu.Lock()
+	defer f.large.mu.Unlock()
+	if !slices.Equal(c.Manifest, f.large.parts) {
+		text, err := f.read(ctx, task, c.Manifest)
+		if err != nil {
+			return c, err
+		}
+		f.large.parts, f.large.text = c.Manifest, text
+	}
+	c.Row.Manifest, c.Manifest = slices.Clone(f.large.text), nil
+	return c, nil
+}
+
+// These limit what a large entry may have, in bytes, and for how long it is looked for: a core that is
+// behind the others may not have it yet.
+const (
+	maxLarge  = 64 << 20
+	largeWait = 5 * time.Second
+)
+
+// read reads a large entry.
+func (f *Tasks) read(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
+	for began := time.Now(); ; pause(ctx, retry) {
+		r, err := f.Entries.Open(ctx, task, parts)
+		if err != nil || r.Size() > maxLarge {
+			return nil, errors.Join(fmt.Errorf("a large entry: %w", cluster.ErrDamaged), err)
+		}
+		text, err := io.ReadAll(r)
+		if err == nil || fail.CodeOf(err) != fail.NotFound {
+			return text, err
+		}
+		if time.Since(began) > largeWait {
+			return nil, fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
+		}
+	}
 }
 
 // append writes a change after the entry that c continues.
@@ -131,10 +210,27 @@ func (f *Tasks) append(ctx context.Context, kind cluster.Kind, c change) (uint64
 	return f.write(ctx, kind, c)
 }
 
+// write writes a change. What is too large for an entry is stored before.
 func (f *Tasks) write(ctx context.Context, kind cluster.Kind, c change) (uint64, error) {
+	var err error
+	if len(c.Row.Manifest) >= largeManifest {
+		if c.Manifest, err = f.Entries.Put(ctx, c.Row.ID, bytes.NewReader(c.Row.Manifest)); err != nil {
+			return 0, err
+		}
+		c.Row.Manifest = nil
+	}
 	data, err := json.Marshal(c)
 	if err != nil {
 		return 0, err
+	}
+	if len(data) >= largeChange {
+		parts, err := f.Entries.Put(ctx, c.Row.ID, bytes.NewReader(data))
+		if err != nil {
+			return 0, err
+		}
+		if data, err = json.Marshal(change{Large: parts}); err != nil {
+			return 0, err
+		}
 	}
 	return f.Tasks.Append(ctx, c.Row.ID, cluster.Entry{Kind: kind, Fence: c.Fence, Data: data}, c.Seq)
 }
@@ -365,7 +461,10 @@ func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uin
 	}
 	var all []store.Replica
 	for _, e := range entries {
-		c, err := decode(e)
+		c, err := f.decode(ctx, e)
+		if err != nil && !errors.Is(err, cluster.ErrDamaged) {
+			return err
+		}
 		if err != nil { // the next entry of the task has all that matters but the events
 			f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
 			continue
@@ -527,8 +626,11 @@ func (f *Tasks) Lost(ctx context.Context, host, keep string) (released []string,
 			return released, err
 		}
 		c, err := f.latest(ctx, e)
-		if err != nil { // it never had one that can be read
+		if errors.Is(err, cluster.ErrDamaged) { // it never had one that can be read
 			continue
+		}
+		if err != nil {
+			return released, err
 		}
 		if c.Host != host || c.Incarnation == keep || ended(task.Phase(c.Row.Phase)) {
 			continue

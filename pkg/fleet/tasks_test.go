@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -52,7 +53,12 @@ func (s *starts) add(id, vm string) {
 
 func newHost(t *testing.T, c *testcluster.Cluster, name string, st *starts) *host {
 	t.Helper()
-	keys, _ := c.Add(name, cluster.Member)
+	return newHostAs(t, c, name, cluster.Member, st)
+}
+
+func newHostAs(t *testing.T, c *testcluster.Cluster, name string, role cluster.Role, st *starts) *host {
+	t.Helper()
+	keys, _ := c.Add(name, role)
 	js, err := jetstream.New(c.Login(keys))
 	if err != nil {
 		t.Fatal(err)
@@ -60,6 +66,7 @@ func newHost(t *testing.T, c *testcluster.Cluster, name string, st *starts) *hos
 	h := &host{t: t, starts: st}
 	h.Tasks = &fleet.Tasks{Name: name, Log: slog.New(slog.DiscardHandler)}
 	h.Tasks.Tasks = testcluster.Open(t, func() (*cluster.TaskLog, error) { return cluster.OpenTaskLog(t.Context(), js, name, 1, 1<<28) })
+	h.Entries = testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenEntries(t.Context(), js, 1, 1<<28) })
 	h.Queue = testcluster.Open(t, func() (*cluster.Queue, error) { return cluster.OpenQueue(t.Context(), js, 1) })
 	if h.Store, err = store.Open(t.Context(), filepath.Join(t.TempDir(), "store.db")); err != nil {
 		t.Fatal(err)
@@ -81,6 +88,7 @@ func opened(t *testing.T, c *testcluster.Cluster) {
 	t.Helper()
 	js := c.JetStream()
 	testcluster.Open(t, func() (*cluster.TaskLog, error) { return cluster.OpenTaskLog(t.Context(), js, "a", 1, 1<<28) })
+	testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenEntries(t.Context(), js, 1, 1<<28) })
 	testcluster.Open(t, func() (*cluster.Queue, error) { return cluster.OpenQueue(t.Context(), js, 1) })
 }
 
@@ -100,7 +108,12 @@ func (h *host) lease() string {
 // submit accepts a task on a host, and sends it to the cluster.
 func submit(t *testing.T, h *host, id string, rerun task.Rerun) {
 	t.Helper()
-	m, _, err := manifest.Parse("test", fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun), "/")
+	submitText(t, h, id, fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun))
+}
+
+func submitText(t *testing.T, h *host, id string, manifestText []byte) {
+	t.Helper()
+	m, _, err := manifest.Parse("test", manifestText, "/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +122,7 @@ func submit(t *testing.T, h *host, id string, rerun task.Rerun) {
 		t.Fatal(err)
 	}
 	ev := store.NewEvent(task.EventPhase, task.PhaseChange{To: task.Pending, Desired: task.Run})
-	if _, err := h.Store.CreateTask(t.Context(), store.Task{ID: id, Name: "task", Phase: string(task.Pending), Desired: string(task.Run), Manifest: text, Host: store.Waiting}, []byte("text"), ev); err != nil {
+	if _, err := h.Store.CreateTask(t.Context(), store.Task{ID: id, Name: "task", Phase: string(task.Pending), Desired: string(task.Run), Manifest: text, Host: store.Waiting}, manifestText, ev); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.Ship(t.Context(), id); err != nil {
@@ -507,4 +520,42 @@ func TestLostAnswer(t *testing.T) {
 		t.Fatalf("Lost = %q, %v, want the task", released, err)
 	}
 	sameEverywhere(t, []*host{core, one}, []string{id})
+}
+
+// TestLargeTasks runs tasks whose manifests and rows are too large for an entry of the log, on a worker.
+func TestLargeTasks(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
+	one, two := newHost(t, c, "one", st), newHostAs(t, c, "two", cluster.Worker, st)
+	ids := map[string]int{"000000000001": 20 << 10, "000000000002": 1000 << 10}
+	for id, size := range ids {
+		text := fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true'%s]}\n", strings.Repeat(", '"+strings.Repeat("x", 10<<10)+"'", size/(10<<10)))
+		submitText(t, one, id, text)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { two.run(ctx) })
+	defer func() { stop(); running.Wait() }()
+	for id, size := range ids {
+		testenv.WaitFor(t, "the end of task "+id, func() bool {
+			s, err := one.Get(t.Context(), id)
+			return err == nil && s.Row.Phase == string(task.Completed)
+		})
+		sameEverywhere(t, []*host{one, two}, []string{id})
+		row, err := two.Store.Task(t.Context(), id)
+		if err != nil || len(row.Manifest) < size {
+			t.Errorf("manifest of task %s on its host = %d bytes, %v, want over %d", id, len(row.Manifest), err, size)
+		}
+		if text, err := two.Store.TaskText(t.Context(), id); err != nil || len(text) < size {
+			t.Errorf("text of task %s on its host = %d bytes, %v, want over %d", id, len(text), err, size)
+		}
+	}
+	info, err := c.JetStream().Stream(t.Context(), "ENTRIES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := info.CachedInfo().State.Bytes; n > 6<<20 {
+		t.Errorf("large entries = %d bytes, want the manifests only once", n)
+	}
 }
