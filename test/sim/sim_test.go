@@ -1,0 +1,177 @@
+//go:build sim
+
+// Package sim measures what tasks cost a cluster as its fleet grows. The core is a process of its own,
+// with its streams on this machine's disk. The hosts are in the process of the test: they join,
+// renew their leases, take tasks and send events with the code and the times of serve. Their
+// stores are in memory, and of a VM only the time that it takes is simulated.
+package sim
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
+)
+
+// Environment variables that change the run.
+const (
+	hostsVariable = "SIM_HOSTS" // sizes of the fleet, as text; N/F: of N hosts, F follow the whole log
+	tasksVariable = "SIM_TASKS" // of each fleet
+	coresVariable = "SIM_CORES" // 1 or 3
+	idleVariable  = "SIM_IDLE"  // seconds for which the idle fleet is measured
+	rateVariable  = "SIM_RATE"  // tasks per second that are submitted while hosts have room
+	docsVariable  = "SIM_DOCS"  // directory of the documents that get the result
+	dirVariable   = "SIM_DIR"   // of the hosts' stores
+)
+
+// followers is how many hosts follow the whole log, like the cores, unless SIM_HOSTS has another
+// number. All hosts of a real fleet do, each with CPUs of its own.
+const followers = 1
+
+func number(variable string, usual int) int {
+	if n, err := strconv.Atoi(os.Getenv(variable)); err == nil {
+		return n
+	}
+	return usual
+}
+
+func TestMain(m *testing.M) { testenv.Main(m, testenv.Commands{coreCommand: runCore}) }
+
+// size is a fleet to measure.
+type size struct{ hosts, followers int }
+
+func sizes(text string) (all []size, err error) {
+	for _, word := range strings.Fields(text) {
+		n, f, split := strings.Cut(word, "/")
+		var s size
+		if s.hosts, err = strconv.Atoi(n); err != nil {
+			return nil, err
+		}
+		s.followers = min(s.hosts, followers)
+		if split {
+			if s.followers, err = strconv.Atoi(f); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// TestSim measures fleets one after the other.
+func TestSim(t *testing.T) {
+	text := os.Getenv(hostsVariable)
+	if text == "" {
+		text = "10 30"
+	}
+	all, err := sizes(text)
+	if err != nil {
+		t.Fatalf("%s=%q: %v", hostsVariable, text, err)
+	}
+	var results []result
+	for _, s := range all {
+		t.Run(fmt.Sprintf("%d hosts", s.hosts), func(t *testing.T) { results = append(results, measure(t, s)) })
+	}
+	if t.Failed() {
+		return
+	}
+	fmt.Print(table(results))
+	if dir := os.Getenv(docsVariable); dir != "" {
+		if err := document(dir, results); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// measure runs one fleet.
+func measure(t *testing.T, s size) result {
+	tasks, cores := number(tasksVariable, 1000), number(coresVariable, 1)
+	r := result{size: s, tasks: tasks, cores: cores}
+	c := newCores(t, cores)
+	began := time.Now()
+	fleet := newFleet(t, c, s)
+	r.join = time.Since(began)
+	began = time.Now()
+	fleet.start(t)
+	r.start = time.Since(began)
+	t.Logf("%d hosts joined in %v and started in %v", s.hosts, r.join.Round(time.Millisecond), r.start.Round(time.Millisecond))
+
+	// Hosts have room for each of these when it is submitted.
+	rate := number(rateVariable, 20)
+	trickle := min(tasks/10, 60*rate)
+	fleet.open.Store(true)
+	tick := time.NewTicker(time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for range trickle {
+		<-tick.C
+		fleet.submit(t)
+	}
+	fleet.wait(t, trickle)
+
+	// The hosts ask for tasks, and there are none.
+	idle := c.usage(t)
+	time.Sleep(time.Duration(number(idleVariable, 15)) * time.Second) // that is what is measured
+	r.idle = c.usage(t).since(idle)
+	t.Logf("idle: %v", r.idle)
+
+	// The others wait before a host takes the first of them.
+	fleet.open.Store(false)
+	was, began := c.usage(t), time.Now()
+	fleet.submitAll(t, tasks-trickle, 64)
+	fleet.waitSent(t)
+	r.submitted = float64(tasks-trickle) / time.Since(began).Seconds()
+	t.Logf("%d tasks wait: %.0f submitted per second", tasks-trickle, r.submitted)
+	began = time.Now()
+	fleet.open.Store(true)
+	fleet.wait(t, tasks)
+	r.busy, r.ran = c.usage(t).since(was), tasks-trickle
+	t.Logf("they ended %v later; busy: %v", time.Since(began).Round(time.Millisecond), r.busy)
+	r.log = c.readLog(t, fleet.ids(), trickle)
+	r.rss = c.memory(t)
+	fleet.stop()
+	return r
+}
+
+// newCores starts the cores of a cluster, each in a process of its own.
+func newCores(t *testing.T, n int) *cores {
+	t.Helper()
+	c := &cores{t: t}
+	first := filepath.Join(t.TempDir(), "a")
+	listen := testcluster.FreeAddr(t)
+	if _, err := cluster.Found(first, "sim", "a", listen, testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(first)
+	c.login(first)
+	for _, name := range []string{"b", "c"}[:n-1] {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := c.join(dir, cluster.CoreOf, cluster.Applicant{Name: name, Addr: testcluster.FreeAddr(t), Route: testcluster.FreeAddr(t)}); err != nil {
+			t.Fatal(err)
+		}
+		c.start(dir)
+	}
+	if n > 1 {
+		testenv.WaitFor(t, "copies of all streams", c.spread)
+	}
+	return c
+}
+
+func percentile(sorted []time.Duration, p int) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, len(sorted)*p/100)]
+}
+
+func sorted(all []time.Duration) []time.Duration {
+	slices.Sort(all)
+	return all
+}
