@@ -72,6 +72,9 @@ func (s *Store) CheckFence(ctx context.Context, task string) error {
 
 // Incarnation returns this host's incarnation in its cluster. The first call makes one.
 func (s *Store) Incarnation(ctx context.Context) (is string, err error) {
+	if l, err := s.Lease(ctx); err != nil || l.Incarnation != "" { // without the lock of writers
+		return l.Incarnation, err
+	}
 	err = s.db.tx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `INSERT INTO cluster_host (one, incarnation) VALUES (1, ?) ON CONFLICT DO NOTHING`, ids.New()); err != nil {
 			return err

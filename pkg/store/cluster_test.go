@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"testing"
 	"time"
@@ -186,6 +187,26 @@ func TestDisown(t *testing.T) {
 	}
 	if p, err := s.Position(t.Context()); err != nil || p != 20 {
 		t.Errorf("Position = %d, %v, want 20", p, err)
+	}
+}
+
+// TestIncarnationIsRead checks that reading the incarnation, as each heartbeat and entry of the log does,
+// does not wait for writers.
+func TestIncarnationIsRead(t *testing.T) {
+	s := imported(t)
+	want, err := s.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Tx(t.Context(), func(*sql.Tx) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if is, err := s.Incarnation(ctx); err != nil || is != want {
+			t.Errorf("Incarnation while another process writes = %q, %v, want %q", is, err, want)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
