@@ -85,6 +85,7 @@ type Node struct {
 
 	mu      sync.Mutex
 	members map[string]Membership // by nkey
+	seen    uint64                // sequence number of the latest change among members
 }
 
 // membership returns this host's own.
@@ -246,8 +247,8 @@ func (n *Node) Close() {
 	}
 }
 
-// refreshEvery is how often a node reads the members again, in addition to each change that it is
-// notified of: an invitation expires without one.
+// refreshEvery is how often a node asks for changes of the members, in addition to each change that it
+// is notified of. A core reads all of them each time: an invitation expires without a change.
 const refreshEvery = 15 * time.Second
 
 // Serve does this host's part until ctx ends: it follows the members, and on a core admits invited
@@ -299,6 +300,16 @@ func (n *Node) Serve(ctx context.Context) error {
 func (n *Node) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*tryTimeout)
 	defer cancel()
+	newest, err := n.Members.members.newest(ctx)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	seen := n.seen
+	n.mu.Unlock()
+	if n.core == nil && newest == seen { // all hosts read all members otherwise, again and again
+		return nil
+	}
 	members, err := n.Members.All(ctx)
 	if err != nil {
 		return err
@@ -312,7 +323,7 @@ func (n *Node) refresh(ctx context.Context) error {
 		}
 	}
 	n.mu.Lock()
-	n.members = by
+	n.members, n.seen = by, newest
 	changed := len(addrs) > 0 && !slices.Equal(addrs, n.State.Addrs)
 	if changed {
 		n.State.Addrs = addrs

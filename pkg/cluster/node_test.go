@@ -7,8 +7,11 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -173,5 +176,78 @@ func TestGrow(t *testing.T) {
 	// One of the others may admit hosts.
 	if _, err := others[0].Invite(t.Context(), cluster.Member, time.Hour); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUnchangedMembersAreNotRead checks that a host reads the members again only after a change, and
+// leaves nothing of its reading on the core.
+func TestUnchangedMembersAreNotRead(t *testing.T) {
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Fatal(err)
+	}
+	one, stop := serve(t, first)
+	token, err := one.Invite(t.Context(), cluster.Member, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the admission", func() bool { // the core hears of the token a moment later
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"})
+		return err == nil
+	})
+	stop()
+	start := func(dir string) *cluster.Node { // without Serve, which reads the members, too
+		n, err := cluster.Start(t.Context(), dir, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n
+	}
+	one = start(first)
+	two := start(second)
+
+	keys, err := one.State.Keys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts, err := keys.Login([]byte(one.State.Authority))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect("tls://"+one.State.Listen, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	var reads, removals atomic.Int64
+	for what, n := range map[string]*atomic.Int64{"CREATE": &reads, "DELETE": &removals} {
+		if _, err := nc.Subscribe("$JS.API.CONSUMER."+what+".MEMBERS.>", func(*nats.Msg) { n.Add(1) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := two.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := one.Members.Drain(t.Context(), "two", true); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !two.Drained() {
+		t.Error("Drained after the change = false, want true")
+	}
+	testenv.WaitFor(t, "the removal of the consumer", func() bool { return removals.Load() > 0 })
+	if n := reads.Load(); n != 1 {
+		t.Errorf("reads of the members = %d, want 1, after their one change", n)
 	}
 }

@@ -200,15 +200,21 @@ func body[T any](r record, err error) (is T, _ error) {
 // eachExpiry is how long the server keeps a request for more records.
 const eachExpiry = 2 * time.Second
 
+// eachInactive is how long the server keeps a consumer of each whose host has ended.
+const eachInactive = time.Minute
+
 // each yields the latest record of every id, up to now. An error is the last item, unless it is
 // ErrDamaged, wrapped: it is about that record.
 func (r records) each(ctx context.Context) iter.Seq2[record, error] {
 	return func(yield func(record, error) bool) {
-		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy})
+		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, InactiveThreshold: eachInactive,
+		})
 		if err != nil {
 			yield(record{}, fmt.Errorf("read the cluster's stream %s: %w", r.name, err))
 			return
 		}
+		defer r.forget(ctx, c)
 		left := c.CachedInfo().NumPending
 		if left == 0 {
 			return
@@ -238,6 +244,22 @@ func (r records) each(ctx context.Context) iter.Seq2[record, error] {
 			}
 		}
 	}
+}
+
+// forget removes a consumer. Otherwise the server keeps it for a while.
+func (r records) forget(ctx context.Context, c jetstream.Consumer) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout) // also after the end of the caller
+	defer cancel()
+	_ = r.stream.DeleteConsumer(ctx, c.CachedInfo().Name) // the server does it later
+}
+
+// newest returns the sequence number of the stream's latest record.
+func (r records) newest(ctx context.Context) (uint64, error) {
+	info, err := r.stream.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the state of the cluster's stream %s: %w", r.name, err)
+	}
+	return info.State.LastSeq, nil
 }
 
 // Limits of what follow yields at once.
