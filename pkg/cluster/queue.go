@@ -77,9 +77,18 @@ type Queue struct {
 	stream jetstream.Stream
 	js     jetstream.JetStream
 
-	mu    sync.Mutex
-	known map[string]bool      // names of consumers
-	early map[string]time.Time // by task: when this host first saw an offer without an entry
+	mu     sync.Mutex
+	known  map[string]bool      // names of consumers
+	early  map[string]time.Time // by task: when this host first saw an offer without an entry
+	listed []openLine           // all lines, the most urgent first
+	at     time.Time            // of the list
+}
+
+// openLine is a line as the server has it.
+type openLine struct {
+	need     Need
+	band     Band
+	consumer jetstream.Consumer
 }
 
 const (
@@ -88,6 +97,10 @@ const (
 	ackWait = 30 * time.Second
 	needKey = "need" // of a consumer's metadata
 	bandKey = "band"
+	// listFor is how long a host uses a list of the lines: the server asks all consumers for each.
+	listFor = 5 * time.Second
+	// maxWaiting is how many hosts may wait for the offers of one line.
+	maxWaiting = 1 << 16
 )
 
 // OpenQueue opens the queue, and creates it on that many cores if it does not exist.
@@ -156,7 +169,7 @@ func (q *Queue) Offer(ctx context.Context, task string, after uint64, l Line) er
 // Open makes hosts see the offers of a line. The server forgets lines that no host asked for in a day.
 func (q *Queue) Open(ctx context.Context, l Line) error {
 	if _, err := q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-		Durable: l.name(), FilterSubject: l.Subject(), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1,
+		Durable: l.name(), FilterSubject: l.Subject(), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxWaiting: maxWaiting,
 		InactiveThreshold: 24 * time.Hour,
 		Metadata:          map[string]string{needKey: string(l.need), bandKey: string(l.band)},
 	}); err != nil {
@@ -207,9 +220,10 @@ func (o Offer) Return() error { return o.msg.Nak() }
 // Later gives the offer to another host after a moment: this one must tidy up first.
 func (o Offer) Later() error { return o.msg.NakWithDelay(earlyPause) }
 
-// Times after which an offer whose task has no entry yet is made again, and after which a host that
-// has seen it removes it: who made the offer has ended.
+// Times after which an offer whose task has no entry yet is made again, at first and at most, and after
+// which a host that has seen it removes it: who made the offer has ended.
 const (
+	earlyFirst = 20 * time.Millisecond // the entry follows the offer
 	earlyPause = time.Second
 	earlyFor   = 2 * time.Minute
 )
@@ -217,7 +231,11 @@ const (
 // Early returns an offer whose task's log has no entry after After yet.
 func (o Offer) Early(ctx context.Context) error {
 	if o.q.waited(o.Task) < earlyFor {
-		return o.msg.NakWithDelay(earlyPause)
+		meta, err := o.msg.Metadata()
+		if err != nil {
+			return err
+		}
+		return o.msg.NakWithDelay(min(earlyPause, earlyFirst<<min(meta.NumDelivered-1, 10)))
 	}
 	if err := o.Done(ctx); err != nil {
 		return err
@@ -244,31 +262,52 @@ func (q *Queue) waited(task string) time.Duration {
 }
 
 // lines returns the consumers whose tasks the host can take, the most urgent first.
-func (q *Queue) lines(ctx context.Context, h Host) ([]jetstream.Consumer, error) {
-	by := map[Band][]string{}
+func (q *Queue) lines(ctx context.Context, h Host) (lines []jetstream.Consumer, err error) {
+	q.mu.Lock()
+	all, old := q.listed, len(q.listed) == 0 || time.Since(q.at) > listFor
+	q.mu.Unlock()
+	if old {
+		if all, err = q.list(ctx, all); err != nil {
+			return nil, err
+		}
+		q.mu.Lock()
+		q.listed, q.at = all, time.Now()
+		q.mu.Unlock()
+	}
+	for _, l := range all {
+		if h.Meets(l.need) {
+			lines = append(lines, l.consumer)
+		}
+	}
+	return lines, nil
+}
+
+// list asks the server for all lines. It opens those that are not among the earlier ones.
+func (q *Queue) list(ctx context.Context, was []openLine) (list []openLine, err error) {
+	open := map[string]jetstream.Consumer{}
+	for _, l := range was {
+		open[l.consumer.CachedInfo().Name] = l.consumer
+	}
 	all := q.stream.ListConsumers(ctx)
 	for c := range all.Info() {
-		var n Need
-		if json.Unmarshal([]byte(c.Config.Metadata[needKey]), &n) == nil && h.Meets(n) {
-			b := Band(c.Config.Metadata[bandKey])
-			by[b] = append(by[b], c.Name)
+		l := openLine{band: Band(c.Config.Metadata[bandKey]), consumer: open[c.Name]}
+		if !slices.Contains(bands, l.band) || json.Unmarshal([]byte(c.Config.Metadata[needKey]), &l.need) != nil {
+			continue
 		}
+		if l.consumer == nil {
+			if l.consumer, err = q.stream.Consumer(ctx, c.Name); err != nil {
+				return nil, fmt.Errorf("open the cluster's queue %s: %w", c.Name, err)
+			}
+		}
+		list = append(list, l)
 	}
 	if err := all.Err(); err != nil {
 		return nil, fmt.Errorf("list the cluster's queues: %w", err)
 	}
-	var lines []jetstream.Consumer
-	for _, b := range bands {
-		slices.SortFunc(by[b], strings.Compare)
-		for _, name := range by[b] {
-			c, err := q.stream.Consumer(ctx, name)
-			if err != nil {
-				return nil, fmt.Errorf("open the cluster's queue %s: %w", name, err)
-			}
-			lines = append(lines, c)
-		}
-	}
-	return lines, nil
+	slices.SortFunc(list, func(a, b openLine) int {
+		return cmp.Or(cmp.Compare(slices.Index(bands, a.band), slices.Index(bands, b.band)), strings.Compare(a.consumer.CachedInfo().Name, b.consumer.CachedInfo().Name))
+	})
+	return list, nil
 }
 
 // Take waits up to wait for an offer that the host meets. It returns false if there was none.
@@ -287,6 +326,7 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 		}
 	}
 	// Now whichever is first, from any of them.
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	offers := make(chan Offer)
@@ -313,6 +353,12 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 		return Offer{}, false, nil
 	}
 	o, ok := <-offers
+	if !ok && time.Since(began) < wait/2 { // the server refused: the line has ended, or there is no leader
+		q.mu.Lock()
+		q.at = time.Time{}
+		q.mu.Unlock()
+		<-ctx.Done()
+	}
 	cancel()
 	for late := range offers {
 		_ = late.Return()

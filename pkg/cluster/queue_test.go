@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
@@ -156,5 +158,103 @@ func TestQueueOnce(t *testing.T) {
 	}
 	if len(once) != tasks {
 		t.Errorf("claimed tasks = %d, want %d", len(once), tasks)
+	}
+}
+
+// TestQueueOfALargeFleet checks that many hosts can wait for the offers of one need, and that a host asks
+// for the list of lines once for many tasks.
+func TestQueueOfALargeFleet(t *testing.T) {
+	const hosts, tasks = 600, 50
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	q := testcluster.Open(t, func() (*cluster.Queue, error) { return cluster.OpenQueue(t.Context(), js, 1) })
+	line := cluster.NewLine(cluster.Need{}, cluster.Normal)
+	asked := make(chan *nats.Msg, 10*tasks)
+	nc := c.Login(c.Options["a"].Keys)
+	for _, subject := range []string{"$JS.API.CONSUMER.LIST.QUEUE", "$JS.API.CONSUMER.INFO.QUEUE.*"} {
+		if _, err := nc.ChanSubscribe(subject, asked); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Open(t.Context(), line); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for i := range tasks {
+		if err := q.Offer(t.Context(), fmt.Sprintf("%012x", i), 0, line); err != nil {
+			t.Fatal(err)
+		}
+		o, ok, err := q.Take(t.Context(), amd64, 10*time.Second)
+		if err != nil || !ok {
+			t.Fatalf("Take of task %d = %t, %v, want it", i, ok, err)
+		}
+		if err := o.Done(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, most := len(asked), 1+1+int(time.Since(began)/(5*time.Second)); n > most {
+		t.Errorf("requests about lines, for %d tasks = %d, want at most %d", tasks, n, most)
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer stop()
+	for range hosts {
+		waiting.Go(func() {
+			for ctx.Err() == nil {
+				_, _, _ = q.Take(ctx, amd64, time.Minute) // until stop
+			}
+		})
+	}
+	testenv.WaitFor(t, "all hosts to wait", func() bool {
+		s, err := js.Stream(t.Context(), "QUEUE")
+		if err != nil {
+			return false
+		}
+		for info := range s.ListConsumers(t.Context()).Info() {
+			if info.NumWaiting == hosts {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// TestQueueEarly checks that an offer which arrives before its entry is made again soon, and then less
+// and less often.
+func TestQueueEarly(t *testing.T) {
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	q := testcluster.Open(t, func() (*cluster.Queue, error) { return cluster.OpenQueue(t.Context(), js, 1) })
+	nc := c.Login(c.Options["a"].Keys)
+	answers, err := nc.SubscribeSync("$JS.ACK.QUEUE.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Offer(t.Context(), "000000000001", 0, cluster.NewLine(cluster.Need{}, cluster.Normal)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []time.Duration{20 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond} {
+		o, ok, err := q.Take(t.Context(), amd64, 10*time.Second)
+		if err != nil || !ok {
+			t.Fatalf("Take = %t, %v, want the offer again", ok, err)
+		}
+		if err := o.Early(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m, err := answers.NextMsg(10 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprintf("-NAK {\"delay\": %d}", want); string(m.Data) != got {
+			t.Errorf("answer = %s, want %s", m.Data, got)
+		}
 	}
 }
