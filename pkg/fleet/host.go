@@ -38,6 +38,7 @@ type Host struct {
 	Clock func() time.Duration
 
 	lease *cluster.Lease
+	tidy  string // incarnation of which no claims of an earlier one are left
 }
 
 // These are the pauses between two rounds of the loops.
@@ -89,7 +90,7 @@ func pause(ctx context.Context, d time.Duration) {
 // the other hosts.
 func (h *Host) renew(ctx context.Context) error {
 	s := supervisor{Host: h, done: map[string]uint64{}}
-	for tidy := false; ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		is, err := h.beat(ctx)
 		if errors.Is(err, cluster.ErrRevoked) {
 			h.Log.ErrorContext(ctx, "this host was revoked: other hosts may run its tasks", "error", err)
@@ -100,17 +101,16 @@ func (h *Host) renew(ctx context.Context) error {
 			if err := h.Abandon(ctx, lost); err != nil {
 				h.Log.ErrorContext(ctx, "failed to stop what this host has lost", "tasks", lost, "error", err)
 			}
-			tidy = false
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if !tidy { // claims of an earlier incarnation
+		if h.tidy != is.Incarnation { // not after each failure: it reads the latest entry of all tasks
 			if _, err := h.Tasks.Lost(ctx, is.Name, is.Incarnation); err != nil {
 				return err
 			}
-			tidy = true
+			h.tidy = is.Incarnation
 		}
 		if h.Core {
 			if err := s.look(ctx, is.Name); err != nil {
