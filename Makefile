@@ -17,7 +17,7 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos sim mutate bench demo lint fmt vet-darwin setup clean install completions man
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -56,7 +56,7 @@ fmt: $(GOFUMPT)
 
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
-	go vet -tags bench,chaos,e2e,escape,fault,vmtest,netns,browser,conformance ./test/...
+	go vet -tags bench,chaos,e2e,escape,fault,sim,vmtest,netns,browser,conformance ./test/...
 
 # Lima's host agent needs cgo on darwin; everything else must build without cgo.
 vet-darwin:
@@ -101,6 +101,11 @@ escape escape-short: guest ## root in a guest tries to escape; escape first chec
 chaos: guest ## 2,000 tasks on a cluster of five hosts, with killed and frozen processes, cut and slow links, and wrong clocks; on fake VMs
 	go test -c -tags chaos -o bin/chaos.test ./test/chaos
 	cd test/chaos && ../../bin/chaos.test -test.v -test.timeout 4h
+
+# SIM_HOSTS="10 100 1000" SIM_TASKS=100000 is the whole of it, on a quiet machine; SIM_CORES=3.
+sim: ## what tasks cost a cluster as its fleet grows, with simulated hosts; SIM_DOCS=docs writes it to docs/benchmarks.md
+	go test -c -tags sim -o bin/sim.test ./test/sim
+	cd test/sim && SIM_HOSTS="$(SIM_HOSTS)" SIM_TASKS="$(SIM_TASKS)" SIM_CORES="$(SIM_CORES)" SIM_DOCS="$(abspath $(SIM_DOCS))" ../../bin/sim.test -test.v -test.timeout 12h
 
 fault fault-short: guest ## tasks that are killed, stopped or cut off at every point, and failing hosts and guests; on fake VMs
 	go test -c -tags fault -o bin/fault.test ./test/fault

@@ -175,6 +175,7 @@ func (c *cores) spread() bool {
 type usage struct {
 	at        time.Duration // or the time that passed
 	cpu       time.Duration // of all cores
+	hosts     time.Duration // CPU time of the process that has all hosts
 	disk      int64         // bytes of the streams of one core
 	written   int64         // bytes that the processes wrote to files
 	in, out   int64         // messages of hosts to cores, and of cores to hosts
@@ -185,7 +186,7 @@ type usage struct {
 
 func (u usage) since(was usage) usage {
 	return usage{
-		u.at - was.at, u.cpu - was.cpu, u.disk - was.disk, u.written - was.written, u.in - was.in, u.out - was.out, u.sent - was.sent,
+		u.at - was.at, u.cpu - was.cpu, u.hosts - was.hosts, u.disk - was.disk, u.written - was.written, u.in - was.in, u.out - was.out, u.sent - was.sent,
 		u.requests - was.requests, u.consumers,
 	}
 }
@@ -201,7 +202,7 @@ var testBegan = time.Now()
 // usage reads the counters of the cores' processes and servers.
 func (c *cores) usage(t *testing.T) usage {
 	t.Helper()
-	u := usage{at: time.Since(testBegan)}
+	u := usage{at: time.Since(testBegan), hosts: processTime(t, os.Getpid())}
 	for _, pid := range c.pids {
 		u.cpu += processTime(t, pid)
 		u.written += field(t, fmt.Sprintf("/proc/%d/io", pid), "write_bytes")

@@ -285,4 +285,3 @@ func (f *simFleet) until(t *testing.T, what string, done func() bool) {
 		}
 	}
 }
-

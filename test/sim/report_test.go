@@ -48,7 +48,9 @@ var (
 		{"to a host, p50, ms", "%.1f", func(r result) float64 { return ms(percentile(r.log.idle, 50)) }},
 		{"to a host, p99, ms", "%.1f", func(r result) float64 { return ms(percentile(r.log.idle, 99)) }},
 		{"CPU of the core, ms a task", "%.1f", result.cpu},
+		{"CPU of all hosts, ms a task", "%.0f", func(r result) float64 { return 1e3 * r.busy.hosts.Seconds() / float64(r.ran) }},
 		{"messages a task", "%.0f", result.messages},
+		{"from the core, kB a task", "%.0f", func(r result) float64 { return float64(r.busy.sent) / float64(r.ran) / 1e3 }},
 		{"entries a task", "%.1f", func(r result) float64 { return float64(r.log.entries) / float64(r.tasks) }},
 		{"core's streams, kB a task", "%.1f", func(r result) float64 { return float64(r.busy.disk) / float64(r.ran) / 1e3 }},
 	}
@@ -120,7 +122,13 @@ const (
 )
 
 // plot draws what a task costs, over the number of hosts.
-func plot(all []result) string {
+func plot(measured []result) string {
+	var all []result // the others differ in more than the number of hosts
+	for _, r := range measured {
+		if r.followers == measured[0].followers {
+			all = append(all, r)
+		}
+	}
 	panels := []struct {
 		title  string
 		series []column
@@ -128,7 +136,7 @@ func plot(all []result) string {
 		{"claimed tasks per second", []column{taskColumns[4]}},
 		{"from submission to a host, ms", []column{{title: "p50", of: taskColumns[5].of}, {title: "p99", of: taskColumns[6].of}}},
 		{"CPU of the core, ms a task", []column{taskColumns[7]}},
-		{"messages a task", []column{taskColumns[8]}},
+		{"messages a task", []column{taskColumns[9]}},
 	}
 	width, height := panelLeft+panelWidth, panelTop+panelHeight+panelBottom
 	var b strings.Builder
