@@ -9,7 +9,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 case "$(uname -s)" in
 Linux)
   command -v apt-get >/dev/null || {
-    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables, dbus, gnome-keyring, nodejs, npm, chromium"
+    say "not Debian or Ubuntu; install: qemu, qemu-img, UEFI firmware, mmdebstrap, e2fsprogs, sfdisk, mtools, zstd, tmux, git, ssh, iproute2, iptables, dbus, gnome-keyring, nodejs, npm, chromium, promtool (prometheus)"
     exit 5
   }
   arch=$(dpkg --print-architecture)
@@ -33,21 +33,35 @@ Linux)
   command -v go >/dev/null || missing+=(golang-go)
   # Images are built in a user namespace when not root.
   [ "$(id -u)" = 0 ] || command -v newuidmap >/dev/null || missing+=(uidmap)
-  if [ ${#missing[@]} -gt 0 ]; then
-    say "installing ${missing[*]}"
-    sudo=()
+  promtool=$(cd "$(dirname "$0")/.." && pwd)/.tools/promtool
+  command -v promtool >/dev/null && promtool=
+  [ -x "$promtool" ] && promtool=
+  sudo=()
+  if [ ${#missing[@]} -gt 0 ] || [ -n "$promtool" ]; then
     if [ "$(id -u)" != 0 ]; then
-      command -v sudo >/dev/null || { say "neither root nor sudo is available; run as root: apt-get install ${missing[*]}"; exit 5; }
+      command -v sudo >/dev/null || { say "neither root nor sudo is available; run as root: apt-get update && apt-get install ${missing[*]} prometheus"; exit 5; }
       sudo=(sudo)
     fi
     "${sudo[@]}" apt-get update -qq
+  fi
+  if [ ${#missing[@]} -gt 0 ]; then
+    say "installing ${missing[*]}"
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  fi
+  if [ -n "$promtool" ]; then
+    # Its package, once installed, would run a Prometheus on this machine.
+    say "downloading promtool"
+    package=$(mktemp -d)
+    (cd "$package" && apt-get -o APT::Sandbox::User=root download -qq prometheus >&2 && dpkg-deb -x prometheus_*.deb .)
+    mkdir -p "$(dirname "$promtool")"
+    mv "$package/usr/bin/promtool" "$promtool"
+    rm -rf "$package"
   fi
   ;;
 Darwin)
   command -v brew >/dev/null || { say "Homebrew is missing: https://brew.sh"; exit 5; }
   command -v cc >/dev/null || { say "the C compiler is missing: xcode-select --install"; exit 5; }
-  for pair in tmux:tmux git:git jq:jq go:go node:node; do
+  for pair in tmux:tmux git:git jq:jq go:go node:node promtool:prometheus; do
     command -v "${pair%%:*}" >/dev/null || { say "installing ${pair##*:}"; brew install "${pair##*:}" >&2; }
   done
   ;;

@@ -17,7 +17,7 @@ const growTimeout = 30 * time.Second
 
 // streamNames are the streams that have copies.
 func streamNames() []string {
-	return []string{"MEMBERS", "INVITATIONS", "HOSTS", "TASKS", queueStream, fileStream, entryStream}
+	return []string{"MEMBERS", "INVITATIONS", "HOSTS", taskStream, queueStream, fileStream, entryStream}
 }
 
 // grow spreads the streams over the cores if there are enough of them. The core whose name comes first

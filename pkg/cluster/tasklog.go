@@ -38,10 +38,12 @@ type Entry struct {
 // methods may be called concurrently.
 type TaskLog struct{ records records }
 
+const taskStream = "TASKS"
+
 // OpenTaskLog opens the log, and creates it on that many cores if it does not exist. It is limited
 // to size bytes.
 func OpenTaskLog(ctx context.Context, js jetstream.JetStream, host string, replicas int, size int64) (*TaskLog, error) {
-	r, err := openRecords(ctx, js, host, "task.", jetstream.StreamConfig{Name: "TASKS", Replicas: replicas, MaxBytes: size, DenyDelete: true})
+	r, err := openRecords(ctx, js, host, "task.", jetstream.StreamConfig{Name: taskStream, Replicas: replicas, MaxBytes: size, DenyDelete: true})
 	return &TaskLog{r}, err
 }
 

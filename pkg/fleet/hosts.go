@@ -25,6 +25,11 @@ const (
 	Joined  HostState = "joined"  // and sent no heartbeat yet
 )
 
+// HostStates returns all states.
+func HostStates() []HostState {
+	return []HostState{Up, Drained, Drains, Silent, Revoked, Removed, Joined}
+}
+
 // HostView is a host of the cluster as --json and the API show it. Fields are only ever added.
 type HostView struct {
 	Name       string            `json:"name"`

@@ -28,6 +28,7 @@ type Part struct {
 
 	node  *cluster.Node
 	ready chan struct{} // closed once node is set
+	asked asked
 }
 
 // NewPart returns the part of a host that belongs to a cluster. The caller sets the other fields.

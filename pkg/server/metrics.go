@@ -86,6 +86,9 @@ func newMetrics(s *Server, agentic bool) (*metrics, error) {
 			Namespace: namespace, Name: "build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": s.o.Version},
 		}, func() float64 { return 1 }),
 	}
+	if s.engine.Cluster != nil {
+		all = append(all, clustered{s.engine.Cluster, s.log})
+	}
 	var errs []error
 	for _, c := range all {
 		errs = append(errs, m.registry.Register(c))
@@ -189,14 +192,8 @@ const page = 100
 
 // unended returns the ids of all tasks that have not ended.
 func (m *metrics) unended(ctx context.Context) (map[string]struct{}, error) {
-	var phases []string
-	for _, p := range task.Phases() {
-		if !p.Over() {
-			phases = append(phases, string(p))
-		}
-	}
 	ids := map[string]struct{}{}
-	return ids, m.pages(ctx, store.TaskFilter{Phases: phases}, func(t store.Task) { ids[t.ID] = struct{}{} })
+	return ids, m.pages(ctx, store.TaskFilter{Phases: task.Unended()}, func(t store.Task) { ids[t.ID] = struct{}{} })
 }
 
 func (m *metrics) pages(ctx context.Context, f store.TaskFilter, each func(store.Task)) error {

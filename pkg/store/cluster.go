@@ -119,10 +119,17 @@ type Lease struct {
 // nothing from the end of the lease on; until then, they may not notice a short interruption.
 const StopAfter = 15 * time.Second
 
+// Left returns how long the lease is still valid, which is negative after its end. It returns false if
+// the host got no lease since it booted.
+func (l Lease) Left() (time.Duration, bool) {
+	boot, err := bootclock.ID()
+	return l.Until - bootclock.Now(), err == nil && l.Boot == boot && l.Until > 0
+}
+
 // Valid reports whether the lease, extended by a time, has not ended.
 func (l Lease) Valid(extended time.Duration) bool {
-	boot, err := bootclock.ID()
-	return err == nil && l.Boot == boot && bootclock.Now() < l.Until+extended
+	left, ok := l.Left()
+	return ok && left+extended > 0
 }
 
 // Lease returns this host's lease, which is the zero Lease if it belongs to no cluster.

@@ -85,7 +85,7 @@ func ofSession(s session.Session, asked *manifest.Task) error {
 
 // In returns the tasks that run in a session or wait for it.
 func (m *Manager) In(ctx context.Context, session string) (all []Task, err error) {
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !p.Over() }), Here: true, OldestFirst: true})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: Unended(), Here: true, OldestFirst: true})
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (m *Manager) In(ctx context.Context, session string) (all []Task, err error
 // Needing describes the tasks that have not ended and that run in a session, wait for it or were
 // submitted from inside it. It returns "" for none.
 func (m *Manager) Needing(ctx context.Context, session string) (string, error) {
-	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: phasesThat(func(p Phase) bool { return !p.Over() }), Here: true, OldestFirst: true})
+	rows, err := m.store().Tasks(ctx, store.TaskFilter{Phases: Unended(), Here: true, OldestFirst: true})
 	for _, row := range rows {
 		if row.SessionID == session || row.Parent == session || row.Root == session {
 			return "task " + row.ID + " has not ended", nil

@@ -327,7 +327,7 @@ func (t Task) Branch() string { return "agent-" + t.ID }
 // those of parents that were cancelled or destroyed. It decides by the rows alone, so it may
 // be interrupted and repeated.
 func (m *Manager) Cascade(ctx context.Context) error {
-	rows, err := m.store().Subtasks(ctx, phasesThat(func(p Phase) bool { return !p.Over() }))
+	rows, err := m.store().Subtasks(ctx, Unended())
 	if err != nil {
 		return err
 	}

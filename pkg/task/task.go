@@ -68,6 +68,9 @@ func (p Phase) Over() bool {
 	return p == Completed || p == Failed || p == FailedPreserved || p == Cancelled
 }
 
+// Unended returns the phases of tasks that have not ended.
+func Unended() []string { return phasesThat(func(p Phase) bool { return !p.Over() }) }
+
 // Active reports whether a task in that phase holds one of the queue's slots.
 func (p Phase) Active() bool { return p != Pending && !p.Over() }
 
