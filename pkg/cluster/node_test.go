@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -157,7 +158,19 @@ func TestGrow(t *testing.T) {
 		s, err := cluster.LoadState(at("one"))
 		return err == nil && s.Witness == "" && !s.Retired
 	})
+	healthy := func(n *cluster.Node, when string, current int) {
+		t.Helper()
+		testenv.WaitFor(t, "the state "+when, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			h, err := n.Health(ctx)
+			return err == nil && h.Newest == seq && h.Core != nil && h.Core.Leader != "" && h.Core.Current && h.Core.Store > 0 && h.Core.StoreLimit > h.Core.Store &&
+				len(h.Core.Streams) == 6 && !slices.ContainsFunc(h.Core.Streams, func(s cluster.StreamHealth) bool { return s.Copies != 3 || s.Current != current })
+		})
+	}
+	healthy(others[0], "with three cores", 3)
 	stopOne()
+	healthy(others[0], "with two of three cores", 2)
 	testenv.WaitFor(t, "an entry without the first core", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()

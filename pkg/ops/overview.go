@@ -17,6 +17,7 @@ type Overview struct {
 	Sessions  []session.View `json:"sessions" nullable:"false"`
 	Tasks     []task.View    `json:"tasks" nullable:"false" doc:"The latest 100, the newest first."`
 	Questions []Question     `json:"questions" nullable:"false" doc:"Those that wait for an answer, the oldest first."`
+	Cluster   string         `json:"cluster,omitempty" doc:"The cluster that the host belongs to."`
 	Notes     []string       `json:"notes" nullable:"false" doc:"What the user of the host should know, such as a failed build of an image."`
 }
 
@@ -31,6 +32,9 @@ var GetOverview = Operation[struct{}, Overview]{Spec{
 }, func(ctx context.Context, e *Engine, _ *struct{}) (o Overview, err error) {
 	o = Overview{At: time.Now().UTC().Truncate(time.Millisecond), Notes: []string{}}
 	o.Seq = o.At.UnixMilli()
+	if e.Cluster != nil {
+		o.Cluster = e.Cluster.State.Cluster
+	}
 	for _, read := range []func() error{
 		func() error {
 			l, err := ListSessions.do(ctx, e, &struct{}{})

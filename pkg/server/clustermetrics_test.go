@@ -125,6 +125,7 @@ var clusterMetric = regexp.MustCompile(`agent_sessionizer_cluster_[a-z_]+`)
 // TestClusterMetrics compares the metrics of a core with its state, with the documentation, and with the
 // names in the example rules.
 func TestClusterMetrics(t *testing.T) {
+	t.Parallel() // it mostly waits for the next answer of the cluster
 	s := newClusterServer(t, found(t))
 	s.await(map[string]string{`info{cluster="team",host="one",role="core"}`: "1", "connected": "0", "up": "0", "lease_valid": "0", "lease_age_seconds": "", "core_current": "0", "leader_known": "0", `hosts{state="up"}`: ""})
 	stop := s.serve()
@@ -201,6 +202,7 @@ func names(text string) []string {
 // TestMetricsWithoutTheCluster scrapes a member of a cluster whose only core is lost: the metrics of the host
 // itself are there at once, and say so.
 func TestMetricsWithoutTheCluster(t *testing.T) {
+	t.Parallel() // it mostly waits for the next answer of the cluster
 	dir := found(t)
 	starting, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

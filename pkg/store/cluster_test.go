@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/bootclock"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -310,4 +312,55 @@ func TestWaitShipped(t *testing.T) {
 	if err := <-waited; !errors.Is(err, store.ErrFenced) {
 		t.Errorf("WaitShipped when the lease ends = %v, want %v", err, store.ErrFenced)
 	}
+}
+
+// TestClusterStatus counts what a host has to send, and the tasks of its cluster that have not ended.
+func TestClusterStatus(t *testing.T) {
+	s := imported(t)
+	check := func(when string, want store.ClusterStatus) {
+		t.Helper()
+		got, err := s.ClusterStatus(t.Context(), []string{"PENDING", "RUNNING"})
+		if age := time.Since(got.OldestUnsent); want.Unsent > 0 && age < time.Minute {
+			want.OldestUnsent = got.OldestUnsent
+		}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("status %s: %v, (-want +got):\n%s", when, err, diff)
+		}
+	}
+	check("of a claimed task", store.ClusterStatus{Position: 9, Unsettled: 1, Phases: map[string]int{"PENDING": 1}})
+	for range 2 {
+		if _, err := s.UpdateTask(t.Context(), claimed, note("new")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.AddWish(t.Context(), store.Wish{Task: "00000000000a", Desired: "cancel"}); err != nil {
+		t.Fatal(err)
+	}
+	var others []store.Replica
+	for i, row := range []store.Task{
+		{ID: "00000000000a", Phase: "RUNNING", Host: "b"}, {ID: "00000000000b", Phase: "COMPLETED", Host: "b"},
+		{ID: "00000000000c", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(2000).UTC()}, {ID: "00000000000d", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(1000).UTC()},
+	} {
+		row.Name, row.Desired, row.Manifest = "task", "run", []byte(`{}`)
+		others = append(others, store.Replica{Task: row, Text: []byte("text"), Newest: 1, Revision: uint64(20 + i)})
+	}
+	if err := s.Replicate(t.Context(), others, 23); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateTask(t.Context(), store.Task{ID: "00000000000e", Name: "task", Phase: "RUNNING", Desired: "run", Manifest: []byte(`{}`)}, []byte("text"), store.Event{Kind: "here"}); err != nil {
+		t.Fatal(err) // of this host alone
+	}
+	check("with events to send", store.ClusterStatus{Position: 23, Unsettled: 1, Wishes: 1, Unsent: 2, Phases: map[string]int{"PENDING": 3, "RUNNING": 1}, Waiting: 2, OldestWaiting: time.UnixMilli(1000).UTC()})
+	c, _, _, err := s.Unshipped(t.Context(), claimed, 1<<20)
+	if err == nil {
+		err = s.Ship(t.Context(), c, 30, 4)
+	}
+	if err == nil {
+		c.Revision, c.Shipped = 30, 4
+		err = s.Settle(t.Context(), c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("at the end", store.ClusterStatus{Position: 23, Wishes: 1, Phases: map[string]int{"PENDING": 3, "RUNNING": 1}, Waiting: 2, OldestWaiting: time.UnixMilli(1000).UTC()})
 }

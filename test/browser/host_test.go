@@ -65,10 +65,10 @@ func (h *host) endProcesses() {
 	}
 }
 
-// serve starts serve on a free port.
-func (h *host) serve() {
+// serve starts serve on a free port, with more arguments.
+func (h *host) serve(args ...string) {
 	h.t.Helper()
-	cmd := exec.Command(binary, "serve", "--listen", "127.0.0.1:0")
+	cmd := exec.Command(binary, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	cmd.Dir, cmd.Env = h.dir, h.env
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)

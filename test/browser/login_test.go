@@ -41,6 +41,10 @@ func TestLogIn(t *testing.T) {
 	if text := p.Text(); strings.Contains(text, "Open repository") {
 		t.Errorf("overview with the scope read = %q, want no control for the scope admin", text)
 	}
+	var hidden bool
+	if p.Eval(`!document.querySelector("a[href='#/hosts']").checkVisibility()`, &hidden); !hidden {
+		t.Error("link to the hosts of a cluster = visible, want it hidden without a cluster")
+	}
 	h.must("serve", "token", "remove", "viewer")
 	p.Eval("location.hash = '#/host'", nil)
 	p.Sees("Or use an API token")

@@ -1,10 +1,11 @@
 // Starts the dashboard: logs in, and shows the view that the address names.
 import { logIn, logOut, onLoggedOut, restoreLogin, whoami } from "./api";
 import { fill, h, line, refreshAges } from "./dom";
-import { onConnection, run } from "./live";
+import { onConnection, run, watch } from "./live";
 import { loginView } from "./login";
 import { empty } from "./parts";
 import { hostView } from "./views/host";
+import { hostsView } from "./views/hosts";
 import { overviewView } from "./views/overview";
 import { sessionView } from "./views/session";
 import { submitView } from "./views/submit";
@@ -16,6 +17,7 @@ const routes: [RegExp, (main: HTMLElement, signal: AbortSignal, ...parts: string
   [/^#\/tasks\/([0-9a-f]{12})(?:\/([a-z]+))?$/, taskView],
   [/^#\/submit$/, submitView],
   [/^#\/host$/, hostView],
+  [/^#\/hosts(?:\/([a-z0-9-]{1,63}))?$/, hostsView],
 ];
 
 const main = h("main", { id: "main", tabindex: -1 });
@@ -52,13 +54,15 @@ function start() {
   const login = whoami();
   session.abort();
   session = new AbortController();
+  const hosts = h("li", { hidden: true }, h("a", { href: "#/hosts" }, "Hosts"));
   fill(header,
     h("button", { type: "button", class: "skip", onclick: () => main.focus() }, "Skip to content"),
     h("a", { class: "brand", href: "#/" }, "agent-sessionizer"),
-    h("nav", { "aria-label": "Pages" }, h("ul", {}, h("li", {}, h("a", { href: "#/" }, "Overview")), h("li", {}, h("a", { href: "#/submit" }, "New task")), h("li", {}, h("a", { href: "#/host" }, "Host")))),
+    h("nav", { "aria-label": "Pages" }, h("ul", {}, h("li", {}, h("a", { href: "#/" }, "Overview")), h("li", {}, h("a", { href: "#/submit" }, "New task")), h("li", {}, h("a", { href: "#/host" }, "Host")), hosts)),
     h("span", { class: "who" }, line(login?.name, 40)),
     h("button", { type: "button", onclick: () => void logOut() }, "Log out"));
   void run(session.signal);
+  watch((o) => { hosts.hidden = !o.cluster; }, session.signal);
   show(false);
 }
 

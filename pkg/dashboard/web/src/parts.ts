@@ -78,6 +78,11 @@ export function taskBadge(t: Task): HTMLElement {
   return badge(line(t.state.toLowerCase().replaceAll("_", " "), 20), tone);
 }
 
+// hostLink makes a link to a host of the cluster. Another host made up the name.
+export function hostLink(name: string, text = line(name, 63)): HTMLElement {
+  return /^[a-z0-9-]{1,63}$/.test(name) ? h("a", { href: `#/hosts/${name}` }, text) : h("span", {}, text);
+}
+
 // facts makes a list of names and values, and leaves out what has no value.
 export function facts(...rows: [string, (Node | string | number | undefined | false)?][]): HTMLElement {
   return h("dl", { class: "facts" }, rows.filter(([, v]) => v !== undefined && v !== "" && v !== false).map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v))));

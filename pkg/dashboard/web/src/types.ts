@@ -19,7 +19,7 @@ export interface Session {
 export interface Task {
   id: string; name: string; state: string; desired: string; agent: string; model?: string; repository: string; session?: string; in_session?: boolean;
   labels?: Record<string, string>; actor?: string; attempt?: number; artifacts?: number; created_at: string; started_at?: string; ended_at?: string;
-  state_changed_at: string; preserved_until?: string; retry_of?: string; error?: Failure; usage?: Usage;
+  state_changed_at: string; host?: string; preserved_until?: string; retry_of?: string; error?: Failure; usage?: Usage;
   outcome?: { result: string; reason?: string; hint?: string; exit_code?: number };
   progress?: { turns: number; tool_calls: number; current_tool?: string; cost_usd: number; result?: string; error?: string };
 }
@@ -29,7 +29,7 @@ export interface Question {
   choices?: string[]; parts?: number; only?: boolean; state: string; asked_at: string; deadline?: string; answer?: string; by?: string;
 }
 
-export interface Overview { seq: number; at: string; sessions: Session[]; tasks: Task[]; questions: Question[]; notes?: string[] }
+export interface Overview { seq: number; at: string; sessions: Session[]; tasks: Task[]; questions: Question[]; cluster?: string; notes?: string[] }
 
 export interface Event { id: string; seq: number; at: string; kind: string; data: Record<string, any> | null }
 
@@ -49,3 +49,9 @@ export interface Images {
   images: { name: string; key: string; arch: string; source: string; size: number; ready: boolean; created_at?: string; warm?: { size: number }[] }[];
   making: { name: string; doing: string; since: string }[]; failures?: { at: string; error: string }[]; pool: { vm: string; image: string; created_at: string }[];
 }
+
+export interface ClusterHost {
+  name: string; state: string; role: string; version?: string; arch?: string; accel?: string; slots: number; free_slots: number; free_memory: number; free_disk: number;
+  images?: string[]; labels?: Record<string, string>; heartbeat?: string; joined_at: string; removed_at?: string;
+}
+export interface ClusterHosts { cluster: string; host: string; hosts: ClusterHost[] }

@@ -63,7 +63,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
   watch(show, signal);
 }
 
-function section(title: string) {
+export function section(title: string) {
   const list = h("ul", { class: "rows" });
   const count = h("span", { class: "count" });
   const id = title.toLowerCase().replaceAll(" ", "-");
@@ -91,13 +91,13 @@ function sessionRow(s: Session): HTMLElement {
     ago(a?.since ?? s.state_changed_at));
 }
 
-function taskRow(t: Task): HTMLElement {
+export function taskRow(t: Task): HTMLElement {
   const what = t.error?.message || t.outcome?.reason || t.progress?.current_tool || t.repository.replace(/^\/.*\//, ""); // of a path, the last part
   return h("li", { class: "row", "data-task": t.id },
     taskBadge(t),
     h("a", { class: "name", href: `#/tasks/${t.id}` }, line(t.name || t.id, 120)),
     h("span", { class: "what" }, line(what, 200)),
-    h("span", { class: "meta" }, h("span", {}, line(t.agent, 40)), t.usage && h("span", {}, moneyText(t.usage.usd)), t.artifacts ? h("span", {}, plural(t.artifacts, "artifact")) : null),
+    h("span", { class: "meta" }, t.host ? h("span", {}, `on ${line(t.host, 63)}`) : null, h("span", {}, line(t.agent, 40)), t.usage && h("span", {}, moneyText(t.usage.usd)), t.artifacts ? h("span", {}, plural(t.artifacts, "artifact")) : null),
     ago(t.ended_at ?? t.state_changed_at));
 }
 

@@ -3,7 +3,7 @@ import { can, download, get, post, request, taskPath } from "../api";
 import { ago, announce, fill, h, line, moneyText, plural, sizeText } from "../dom";
 import { diffView } from "../diff";
 import { isOver, overview, taskOf, watch } from "../live";
-import { action, confirmed, empty, errorBox, facts, load, loading, taskBadge } from "../parts";
+import { action, confirmed, empty, errorBox, facts, hostLink, load, loading, taskBadge } from "../parts";
 import { pause } from "../stream";
 import { timeline } from "../timeline";
 import type { Artifact, Task } from "../types";
@@ -65,7 +65,7 @@ function header(t: Task): HTMLElement {
     h("div", { class: "title" }, h("h1", { tabindex: -1 }, line(t.name || t.id, 120)), taskBadge(t), h("div", { class: "buttons" }, buttons)),
     failure ? h("div", { class: "error" }, h("p", {}, failure), hint && h("p", { class: "hint" }, "hint: ", h("code", {}, hint))) : null,
     place,
-    facts(["id", h("code", {}, t.id)], ["repository", line(t.repository, 200)], ["agent", line([t.agent, t.model].filter(Boolean).join(" "), 100)], ["session", t.session && h("a", { href: `#/sessions/${t.session}` }, t.session)],
+    facts(["id", h("code", {}, t.id)], ["repository", line(t.repository, 200)], ["agent", line([t.agent, t.model].filter(Boolean).join(" "), 100)], ["host", t.host && hostLink(t.host)], ["session", t.session && h("a", { href: `#/sessions/${t.session}` }, t.session)],
       ["attempt", t.attempt], ["result", t.outcome && line(t.outcome.result, 40) + (t.outcome.exit_code !== undefined ? `, exit code ${t.outcome.exit_code}` : "")],
       ["progress", t.progress && t.progress.turns > 0 && [plural(t.progress.turns, "turn"), plural(t.progress.tool_calls, "tool call"), line(t.progress.current_tool, 80)].filter(Boolean).join(", ")],
       ["usage", t.usage && moneyText(t.usage.usd)], ["labels", Object.entries(t.labels ?? {}).map(([k, v]) => `${k}=${v}`).join(", ")],
