@@ -25,7 +25,7 @@ type Health struct {
 // These are the limits of what Health asks the cluster.
 const (
 	healthTimeout = 2 * time.Second  // for all answers
-	healthEvery   = 10 * time.Second // how often they are asked for, whoever reads them
+	healthEvery   = 10 * time.Second // how often they are asked for, at most
 )
 
 // asked holds the latest answers of the cluster.
@@ -70,7 +70,7 @@ func (p *Part) ask(ctx context.Context) Health {
 	}
 	asking.Wait()
 	if err := errors.Join(err1, err2); err != nil {
-		p.Log.WarnContext(ctx, "the cluster did not answer for the metrics", "error", err)
+		p.Log.DebugContext(ctx, "the cluster did not answer for the metrics", "error", err)
 	}
 	h.Answered = err1 == nil && err2 == nil
 	p.asked.Health, p.asked.at = h, now

@@ -21,7 +21,7 @@ export function hostsView(main: HTMLElement, signal: AbortSignal, only?: string)
   const summary = h("p", { class: "summary", role: "status" });
   const waiting = h("div", {}, loading());
   const [unread, failed] = [h("div"), h("div")]; // errors of the list and of a button
-  const list = h("ul", { class: "cards" });
+  const list = h("ul", { class: "cards hosts" });
   const more = h("button", { type: "button", hidden: true, onclick: () => { removed = true; show(); list.querySelector<HTMLElement>("li:last-child a")?.focus(); } });
   const running = section("Running tasks");
   const ended = section("Ended tasks");
