@@ -15,7 +15,7 @@ import (
 // growTimeout limits one try to change the streams.
 const growTimeout = 30 * time.Second
 
-// streamNames are the streams that have copies.
+// streamNames returns the streams that have copies.
 func streamNames() []string {
 	return []string{"MEMBERS", "INVITATIONS", "HOSTS", taskStream, queueStream, fileStream, entryStream}
 }
