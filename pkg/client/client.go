@@ -71,7 +71,7 @@ func (c *Client) Perform(ctx context.Context, call ops.Call) error {
 		return fail.New(fail.Failure, "%s does not answer as this version of the program expects: %w", c.name, err).
 			WithHint("agent-sessionizer version, on both hosts")
 	}
-	return nil
+	return c.checkAnswer(call.Result)
 }
 
 // request encodes a call by the tags of its request.

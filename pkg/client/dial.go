@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
@@ -22,6 +23,8 @@ type Target struct {
 	// ssh://[USER@]HOST[:PORT].
 	URL   string
 	Token string // for https and http
+	// Host is another host of the cluster, which is reached through that one; "" for none.
+	Host string
 }
 
 // connectCommand runs on the other host of an ssh:// target. It connects its standard
@@ -59,6 +62,9 @@ func New(t Target) (*Client, error) {
 		c.base, c.auth = u.Scheme+"://"+u.Host, "Bearer "+t.Token
 	default:
 		return nil, badTarget(u.Redacted())
+	}
+	if t.Host != "" {
+		c.name, c.base = "host "+t.Host, c.base+ops.HostsPath+"/"+url.PathEscape(t.Host)
 	}
 	c.http = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c, nil

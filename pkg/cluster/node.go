@@ -86,6 +86,7 @@ type Node struct {
 	mu      sync.Mutex
 	members map[string]Membership // by nkey
 	seen    uint64                // sequence number of the latest change among members
+	peers   map[*peer]bool        // connections to and from other hosts
 }
 
 // membership returns this host's own.
@@ -103,7 +104,7 @@ func Start(ctx context.Context, dir string, log *slog.Logger) (n *Node, err erro
 	if err != nil {
 		return nil, err
 	}
-	n = &Node{State: s, dir: dir, log: log, members: map[string]Membership{}}
+	n = &Node{State: s, dir: dir, log: log, members: map[string]Membership{}, peers: map[*peer]bool{}}
 	if n.keys, err = s.Keys(); err != nil {
 		return nil, err
 	}
@@ -329,6 +330,7 @@ func (n *Node) refresh(ctx context.Context) error {
 		n.State.Addrs = addrs
 	}
 	n.mu.Unlock()
+	n.closeRemoved()
 	if changed {
 		if err := n.State.Save(n.dir); err != nil {
 			return err
@@ -353,14 +355,20 @@ func (n *Node) authorizeWitness(members []Membership) error {
 
 // Drained reports whether this host is to take no more tasks.
 func (n *Node) Drained() bool {
+	m, _ := n.Member(n.State.Name)
+	return m.Drained
+}
+
+// Member returns the member of that name, as this host knows it now; false if no host has or had it.
+func (n *Node) Member(name string) (Membership, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, m := range n.members {
-		if m.Name == n.State.Name {
-			return m.Drained
+		if m.Name == name {
+			return m, true
 		}
 	}
-	return false
+	return Membership{}, false
 }
 
 // coreAddrs returns the addresses at which hosts reach the cores.
@@ -374,6 +382,11 @@ func (n *Node) coreAddrs(context.Context) ([]string, error) {
 func (n *Node) Allow(i Identity) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.allow(i)
+}
+
+// allow does what Allow does. The caller holds mu.
+func (n *Node) allow(i Identity) error {
 	if m, ok := n.members[i.Nkey]; !ok || !m.Removed.IsZero() || m.Name != i.Name || m.Role != i.Role {
 		return fail.New(fail.Policy, "host %s is not a member of the cluster", i.Name)
 	}

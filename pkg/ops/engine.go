@@ -64,7 +64,7 @@ func (e Engine) Perform(ctx context.Context, c Call) error {
 
 // Events implements Host.
 func (e Engine) Events(ctx context.Context, of Subject, after int64, follow bool) iter.Seq2[store.Event, error] {
-	if err := e.Caller.Check(Spec{ID: "events"}); err != nil {
+	if err := e.Caller.Check(Spec{ID: "events", Tag: "sessions"}); err != nil {
 		return func(yield func(store.Event, error) bool) { yield(store.Event{}, err) }
 	}
 	if follow {

@@ -110,6 +110,7 @@ type Caller struct {
 	Scope      Scope
 	Permission *task.Permission // what the caller may submit; nil for everything
 	Session    string           // id of the session whose guest asks; "" for others
+	Peer       bool             // another host of the cluster asks
 }
 
 // Guest returns the caller for what comes from a session's guest.
@@ -121,6 +122,9 @@ func Guest(session string) Caller {
 func (c Caller) Check(s Spec) error {
 	if c.Session != "" && !s.Guest {
 		return marked{fail.New(fail.Policy, "%s is not for guests", s.ID).WithHint("agent-guest task"), ErrScope}
+	}
+	if err := c.checkPeer(s); err != nil {
+		return err
 	}
 	if s.Need == "" || c.Scope.Allows(s.Need) {
 		return nil

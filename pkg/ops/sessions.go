@@ -480,11 +480,17 @@ func (e *Engine) request(ctx context.Context, n NewSession) (session.Request, er
 		if _, serr := os.Stat(asked.Repo.Path); serr != nil && asked.Repo.URL != "" {
 			asked.Repo.Path = "" // the clone is gone, but its remote is known
 		}
-		return asked, err
+		if err != nil {
+			return asked, err
+		}
+		return asked, e.Caller.checkSession(asked.Repo.Path, n.SessionOptions)
 	case strings.HasPrefix(n.Repo, "."):
 		return asked, fail.New(fail.Usage, "repo must be an absolute path or a repository, got %q", short(n.Repo)).WithHint("use owner/repo, a git URL, or a path that starts with /")
 	}
-	var err error
+	err := e.Caller.checkSession(n.Repo, n.SessionOptions) // before a path is read
+	if err != nil {
+		return asked, err
+	}
 	if asked.Repo, err = repo.Parse(n.Repo, "/"); !n.New {
 		asked.Label = asked.Repo.Branch
 	}
@@ -517,6 +523,9 @@ func (o SessionOptions) ignored(s session.Session) (names []string) {
 // open requests phase ready for an existing session, whose options no longer change. A lack
 // in the settings must not lock the user out of it, so they are not checked.
 func (e *Engine) open(ctx context.Context, s session.Session, o SessionOptions) (SessionAnswer, error) {
+	if err := e.Caller.checkSession("", o); err != nil {
+		return SessionAnswer{}, err
+	}
 	s, err := session.Net{Sessions: e.sessions()}.OpenHostServices(ctx, s, o.HostServices)
 	if err == nil {
 		s, err = e.sessions().MarkUsed(ctx, s)

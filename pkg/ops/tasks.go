@@ -340,7 +340,7 @@ func submitTask(ctx context.Context, e *Engine, r *SubmitRequest) (TaskAnswer, e
 		path += "?session=" + r.Session
 	}
 	once := r.Once.task(path, r.RawBody)
-	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.Permission, Session: e.Caller.Session, Fetch: e.Fetch, Once: once})
+	t, more, err := e.Tasks.Submit(ctx, asked, task.Submission{Text: text, Actor: e.Caller.Name, Permission: e.Caller.submitPermission(), Session: e.Caller.Session, Fetch: e.Fetch, Once: once})
 	return e.submitted(ctx, t, slices.Concat(notices, more), err)
 }
 

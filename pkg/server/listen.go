@@ -134,8 +134,8 @@ func listenAddr(text string, expose bool) (netip.AddrPort, error) {
 // isOwnHost reports whether a Host header names this server. It rejects a page that was
 // loaded under another name which now resolves to this host (DNS rebinding).
 func (d endpoint) isOwnHost(host string) bool {
-	if d.own {
-		return true // a browser cannot connect to the socket
+	if d.own || d.peer {
+		return true // a browser cannot connect there
 	}
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
@@ -164,5 +164,5 @@ func (d endpoint) isAmbiguous(host string) bool {
 	if err != nil {
 		name = host
 	}
-	return !d.own && !d.tls && name == "localhost"
+	return !d.own && !d.peer && !d.tls && name == "localhost"
 }

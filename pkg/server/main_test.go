@@ -331,6 +331,9 @@ func (r *rig) documented(method, path string, resp *http.Response, body []byte) 
 		method = http.MethodGet
 		body = nil
 	}
+	if rest, ok := strings.CutPrefix(path, ops.HostsPath+"/one"); ok && resp.StatusCode < 400 { // another host's
+		path = rest
+	}
 	op, at := s.operation(method, path)
 	if op == nil { // an unknown route: the error must have the form of all others
 		if resp.StatusCode < 400 || kind != problemType {

@@ -139,7 +139,7 @@ func (g *middleware) origin(req *request) *Problem {
 	if !g.isOwnHost(r.Host) {
 		return problem(http.StatusForbidden, codeForbidden, "use the address that serve listens on", "the Host header does not name this server").with("Connection", "close")
 	}
-	if o := r.Header.Get("Origin"); o != "" && (g.own || o != g.scheme()+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
+	if o := r.Header.Get("Origin"); o != "" && (g.own || g.peer || o != g.scheme()+r.Host) || len(r.Header.Values("Origin")) > 0 && o == "" {
 		return problem(http.StatusForbidden, codeForbidden, "call the API from a program, not from a web page", "requests from web pages of other sites are refused")
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" && !opensPage(r) {
@@ -153,6 +153,9 @@ func (g *middleware) login(req *request) *Problem {
 	if g.own {
 		req.who = principal{Caller: ops.Caller{Name: g.server.user, Scope: ops.Admin}}
 		return nil
+	}
+	if g.peer {
+		return loginPeer(req)
 	}
 	if req.r.URL.Path == healthPath || isPage(req.r) || req.r.URL.Path == loginPath {
 		req.who = principal{Caller: ops.Caller{Name: "anonymous"}}
@@ -321,8 +324,8 @@ type response struct {
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *response) WriteHeader(status int) {
-	if w.status != 0 || w.mute {
-		return
+	if w.status != 0 || w.mute || status < http.StatusOK && status != http.StatusSwitchingProtocols {
+		return // an informational status, which another host sent, is not the answer
 	}
 	if status >= http.StatusBadRequest && w.Header().Get("Content-Type") != problemType {
 		p := problemFor(status)

@@ -95,6 +95,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 	s.dashboardRoutes(api, mux)
 	s.overviewRoute(api)
 	mux.Handle("POST "+mcpPath, s.mcpHandler())
+	mux.Handle(ops.HostsPath+"/{name}/", s.hostHandler())
 
 	doc := api.OpenAPI()
 	for _, unused := range []string{"ErrorModel", "ErrorDetail"} {

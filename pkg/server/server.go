@@ -173,6 +173,7 @@ func TokensIn(state string) *Tokens { return &Tokens{Path: filepath.Join(state, 
 // endpoint is a listener's endpoint and its means of authentication.
 type endpoint struct {
 	own  bool // the socket: every client is this user
+	peer bool // the cluster: every client is another host
 	tls  bool
 	port string
 	ip   netip.Addr
@@ -263,6 +264,7 @@ func (s *Server) Run(ctx context.Context, ready func(addr string)) (err error) {
 	background.Go(func() { s.reconcile(work) })
 	background.Go(func() { s.metrics.observe(work) })
 	background.Go(func() { s.watchdog(work, Socket(paths.State)) })
+	background.Go(func() { s.servePeers(work, base) })
 	addr := ""
 	if s.o.Listen != "" {
 		addr = listeners[0].Addr().String()
