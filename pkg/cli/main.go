@@ -105,7 +105,7 @@ everything else to standard error. Commands that show something have --json.`),
 		},
 	}
 	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkHost(a, cmd) }
-	cmd.PersistentFlags().StringVar(&a.Chosen, "host", "", "`HOST` to work on: a context, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
+	cmd.PersistentFlags().StringVar(&a.Chosen, "host", "", "`HOST` to work on: a context, a host of the cluster, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
 		if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 { // arguments before the wrong flag
@@ -198,6 +198,7 @@ var anyHost = []string{
 func checkHost(a *app.App, cmd *cobra.Command) error {
 	_, name, _ := strings.Cut(cmd.CommandPath(), " ")
 	if slices.ContainsFunc(anyHost, func(any string) bool { return name == any || any != "" && strings.HasPrefix(name, any+" ") }) {
+		a.AnyHost = true
 		return nil
 	}
 	if cmd.Hidden { // processes of this host

@@ -47,6 +47,8 @@ type Client struct {
 	base string
 	http *http.Client
 	auth string // value of the header Authorization; "" for none
+
+	through bool // serve of this host passes requests on
 }
 
 // Perform implements ops.Host.
@@ -169,6 +171,9 @@ func (c *Client) unreachable(err error) error {
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err // without the URL, which c.name names better
+	}
+	if c.through {
+		return fail.New(fail.Host, "reach %s through serve of this host: %s", c.name, termtext.Line(err.Error())).WithHint("agent-sessionizer serve")
 	}
 	return fail.New(fail.Host, "reach %s: %s", c.name, termtext.Line(err.Error())).
 		WithHint("is serve running there? Start it with: agent-sessionizer serve")

@@ -64,7 +64,7 @@ func New(t Target) (*Client, error) {
 		return nil, badTarget(u.Redacted())
 	}
 	if t.Host != "" {
-		c.name, c.base = "host "+t.Host, c.base+ops.HostsPath+"/"+url.PathEscape(t.Host)
+		c.name, c.base, c.through = "host "+t.Host, c.base+ops.HostsPath+"/"+url.PathEscape(t.Host), true
 	}
 	c.http = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c, nil

@@ -29,12 +29,13 @@ import (
 // App holds what commands share. Each part is created on first use: --help opens no file,
 // and list creates no VM driver.
 type App struct {
-	Con    *console.Console
-	Redact *secret.Redactor // applied to everything that this process prints or logs on its own behalf
-	Config *config.Config
-	store  *store.Store
-	Chosen string        // the value of --host
-	log    *logfile.File // the log file from the settings, nil until first used
+	Con     *console.Console
+	Redact  *secret.Redactor // applied to everything that this process prints or logs on its own behalf
+	Config  *config.Config
+	store   *store.Store
+	Chosen  string        // the value of --host
+	AnyHost bool          // the command works on every host
+	log     *logfile.File // the log file from the settings, nil until first used
 }
 
 // Close closes what the commands opened.

@@ -105,8 +105,7 @@ func Named(ctx context.Context, a *App, what string) (ops.Host, session.View, er
 	if err != nil {
 		return nil, session.View{}, err
 	}
-	s, err := FindSession(ctx, h, what)
-	return h, s, err
+	return a.Find(ctx, h, what, false)
 }
 
 // Running finds a session and ensures that it accepts logins. It waits for a session that

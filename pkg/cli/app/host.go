@@ -21,19 +21,26 @@ const HostVariable = "AGENT_SESSIONIZER_HOST"
 // ThisHost is the context of this host.
 const ThisHost = "local"
 
-// lookUp returns the context of a name or a URL. This host has the empty one.
-func lookUp(c config.Contexts, name string) (config.Context, error) {
+// lookUp returns the context of a name or a URL. This host has the empty one. The name may also be
+// that of a host of the cluster.
+func lookUp(p config.Paths, c config.Contexts, name string) (config.Context, error) {
 	if name == "" || name == ThisHost {
 		return config.Context{}, nil
+	}
+	if host, ok := strings.CutPrefix(name, clusterScheme); ok {
+		return clusterContext(p, host)
 	}
 	if strings.Contains(name, "://") {
 		return config.Context{URL: name, Token: "env:AGENT_SESSIONIZER_TOKEN"}, nil
 	}
 	found, ok := c.Contexts[name]
-	if !ok {
-		return found, NoContext(c, name)
+	if ok {
+		return found, nil
 	}
-	return found, nil
+	if of, err := clusterContext(p, name); err == nil {
+		return of, nil
+	}
+	return found, NoContext(c, name)
 }
 
 // NoContext returns the error for an unknown context.
@@ -55,7 +62,19 @@ func Context(a *App) (config.Context, error) {
 	if err != nil {
 		return config.Context{}, err
 	}
-	return lookUp(c, HostName(a, c))
+	paths, err := config.DefaultPaths()
+	if err != nil {
+		return config.Context{}, err
+	}
+	return lookUp(paths, c, HostName(a, c))
+}
+
+// HostOf returns the host that a command found, as --host takes it.
+func HostOf(a *App, h ops.Host, c config.Contexts) string {
+	if other, ok := h.(otherHost); ok {
+		return clusterScheme + other.name
+	}
+	return HostName(a, c)
 }
 
 // Contexts returns the user's contexts.
@@ -72,6 +91,13 @@ func (a *App) remote(ctx context.Context) (ops.Host, error) {
 	to, err := Context(a)
 	if err != nil || to.URL == "" {
 		return nil, err
+	}
+	if name, ok := strings.CutPrefix(to.URL, clusterScheme); ok {
+		paths, err := config.DefaultPaths()
+		if err != nil {
+			return nil, err
+		}
+		return newOtherHost(paths, name)
 	}
 	target := client.Target{URL: to.URL}
 	if strings.HasPrefix(to.URL, "http") {

@@ -170,6 +170,17 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"remove":       one(Checkpoints(a)),
 		"number":       these("2", "3", "5"),
 		"label":        cobra.NoFileCompletions,
+		"on": one(func(cmd *cobra.Command, _ []string) []string {
+			ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
+			defer cancel()
+			return append(app.ClusterHosts(ctx, a), app.AnyOf+"\tone with room")
+		}),
+		"host": one(func(cmd *cobra.Command, _ []string) []string {
+			ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
+			defer cancel()
+			c, _ := app.Contexts() // on error there are none to offer
+			return slices.Concat([]string{app.ThisHost}, slices.Sorted(maps.Keys(c.Contexts)), app.ClusterHosts(ctx, a))
+		}),
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,38 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
-
-// serving returns the serve of this host, for what only it can do.
-func serving(a *app.App) (ops.Host, error) {
-	cfg, err := a.Settings()
-	if err != nil {
-		return nil, err
-	}
-	return client.New(client.Target{URL: (&url.URL{Scheme: "unix", Path: server.Socket(cfg.Paths.State)}).String()})
-}
-
-// on performs an operation in serve of this host.
-func on[Request, Result any](ctx context.Context, a *app.App, op ops.Operation[Request, Result], r Request) (result Result, err error) {
-	serve, err := serving(a)
-	if err != nil {
-		return result, err
-	}
-	result, err = op.On(ctx, serve, r)
-	if fail.CodeOf(err) == fail.Host && strings.HasPrefix(err.Error(), "reach ") {
-		err = fail.New(fail.Host, "serve is not running on this host").WithHint("agent-sessionizer serve")
-	}
-	return result, err
-}
 
 // NewClusterCmd returns the commands for the hosts that share tasks.
 func NewClusterCmd(a *app.App) *cobra.Command {
@@ -70,7 +45,7 @@ func newClusterListCmd(a *app.App) *cobra.Command {
 		Example: `  agent-sessionizer cluster list --json | jq -r '.hosts[] | select(.state == "up").name'`,
 		Args:    app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			list, err := on(cmd.Context(), a, ops.ListClusterHosts, struct{}{})
+			list, err := app.InServe(cmd.Context(), a, ops.ListClusterHosts, struct{}{})
 			if err != nil {
 				return err
 			}
@@ -102,7 +77,7 @@ func newClusterListCmd(a *app.App) *cobra.Command {
 
 // hostOf returns a host of the cluster by its name, and this host for "".
 func hostOf(ctx context.Context, a *app.App, name string) (fleet.HostView, error) {
-	list, err := on(ctx, a, ops.ListClusterHosts, struct{}{})
+	list, err := app.InServe(ctx, a, ops.ListClusterHosts, struct{}{})
 	if err != nil {
 		return fleet.HostView{}, err
 	}
@@ -179,7 +154,7 @@ core also holds what the cluster remembers; with three of them, one may be lost.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var r ops.InviteRequest
 			r.Body.Role, r.Body.Valid = cluster.Role(role), valid
-			t, err := on(cmd.Context(), a, ops.InviteHost, r)
+			t, err := app.InServe(cmd.Context(), a, ops.InviteHost, r)
 			if err != nil {
 				return err
 			}
@@ -205,7 +180,7 @@ again.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r := ops.DrainRequest{ClusterHostPath: ops.ClusterHostPath{Name: args[0]}}
 			r.Body.Drained = !undo
-			_, err := on(cmd.Context(), a, ops.DrainHost, r)
+			_, err := app.InServe(cmd.Context(), a, ops.DrainHost, r)
 			return err
 		},
 	}
@@ -222,7 +197,7 @@ Its name is never used again.`,
 		Example: `  agent-sessionizer cluster remove box2`,
 		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: completeHosts(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := on(cmd.Context(), a, ops.RemoveHost, ops.ClusterHostPath{Name: args[0]})
+			_, err := app.InServe(cmd.Context(), a, ops.RemoveHost, ops.ClusterHostPath{Name: args[0]})
 			return err
 		},
 	}
@@ -233,12 +208,7 @@ func completeHosts(a *app.App) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		if len(args) == 0 {
-			list, _ := on(cmd.Context(), a, ops.ListClusterHosts, struct{}{}) // on error there are none to offer
-			for _, h := range list.Hosts {
-				if h.State != fleet.Removed {
-					names = append(names, h.Name+"\t"+string(h.State))
-				}
-			}
+			names = app.ClusterHosts(cmd.Context(), a)
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}

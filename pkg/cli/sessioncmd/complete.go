@@ -16,7 +16,7 @@ func completeCopy(a *app.App) cobra.CompletionFunc {
 		if len(args) > 1 || strings.Contains(typed, ":") {
 			return nil, cobra.ShellCompDirectiveNoFileComp // only the guest knows its files
 		}
-		if _, _, inGuest := guestPath(append(args, "")[0]); inGuest || strings.ContainsAny(typed, "./") {
+		if _, _, inGuest := guestPath(append(args, "")[0], func(string) bool { return false }); inGuest || strings.ContainsAny(typed, "./") {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 		var offer []string

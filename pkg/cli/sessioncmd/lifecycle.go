@@ -74,7 +74,7 @@ func RunStop(ctx context.Context, a *app.App, o StopOptions, names []string) err
 		return err
 	}
 	for _, name := range names {
-		s, err := app.FindSession(ctx, h, name)
+		h, s, err := a.Find(ctx, h, name, false)
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func RunDestroy(ctx context.Context, a *app.App, o DestroyOptions, names []strin
 		return err
 	}
 	for _, name := range names {
-		s, err := app.FindExact(ctx, h, name)
+		h, s, err := a.Find(ctx, h, name, true)
 		if err != nil {
 			return err
 		}

@@ -3,13 +3,13 @@ package sessioncmd
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -22,6 +22,8 @@ func NewListCmd(a *app.App) *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List sessions",
+		Long: `List sessions. A host that belongs to a cluster also lists those of the other hosts,
+while its serve runs.`,
 		Example: `  agent-sessionizer list
   agent-sessionizer list --json | jq -r '.[] | select(.state == "broken").name'`,
 		Args: app.Usage(cobra.NoArgs),
@@ -37,11 +39,10 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 	if err != nil {
 		return err
 	}
-	list, err := ops.ListSessions.On(ctx, h, struct{}{})
+	all, clustered, err := a.Sessions(ctx, h)
 	if err != nil {
 		return err
 	}
-	all := list.Sessions
 	if o.JSON {
 		return a.Con.JSON(all)
 	}
@@ -66,10 +67,17 @@ func RunList(ctx context.Context, a *app.App, o ListOptions) error {
 			note = strings.TrimSpace("no gateway  " + note)
 		}
 		r := s.Resources
-		rows = append(rows, []string{
+		row := []string{
 			s.Name, string(s.State), console.Ago(s.StateChangedAt), s.DisplayName(),
 			fmt.Sprintf("%d CPU %v %v", r.CPUs, r.Memory, r.Disk), s.Usage.Money(), note,
-		})
+		}
+		if clustered {
+			row = slices.Insert(row, 1, s.Host)
+		}
+		rows = append(rows, row)
+	}
+	if clustered {
+		header = slices.Insert(header, 1, "HOST")
 	}
 	a.Con.Table(header, rows, console.Tint{Column: "STATE", Of: func(cell string) console.Tone { return toneOf(session.Phase(cell)) }})
 	return nil

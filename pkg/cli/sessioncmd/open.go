@@ -39,6 +39,7 @@ type OpenOptions struct {
 	New         bool   // create another session
 	label       string // of the new session; "" to choose one
 	workspace   string
+	on          string // host of the cluster for it; "" for this one
 	trust       bool   // run what earlier sessions left in the workspace
 	detach      bool   // wait until the session is ready, and do not attach
 	noWait      bool   // create the session and its local tmux session, and do not attach
@@ -58,6 +59,7 @@ func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.withChanges, "with-changes", false, "include the local clone's uncommitted changes")
 	f.StringArrayVar(&o.services, "host-service", nil, "`ADDRESS:PORT` that the guest may reach: localhost:5432 (this host; host.lima.internal in the guest) or an address of the LAN; repeatable")
 	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace that holds the checkout, at /work")
+	f.StringVar(&o.on, "on", "", "`HOST` of the cluster that gets a new session, or any for one with room")
 	f.BoolVar(&o.trust, "trust-workspace", false, trustUsage)
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not attach when the session is ready")
 }
@@ -134,7 +136,17 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	if err != nil {
 		return err
 	}
+	h, what, err = o.host(ctx, a, h, what)
+	if err != nil {
+		return err
+	}
 	s, ref, err := o.resolve(ctx, h, what)
+	if code := fail.CodeOf(err); ref.Key == "" && (code == fail.NotFound || code == fail.Usage) && !o.New && o.on == "" { // a name, and not of a repository
+		on, there, ferr := a.Find(ctx, h, what, false)
+		if ferr == nil {
+			h, s, err = on, there, nil
+		}
+	}
 	if _, here := h.(ops.Engine); !here && ref.Path != "" {
 		return fail.New(fail.Usage, "%s is a directory of this host; a session on another host is of a repository that it can fetch", ref.Path).WithHint("agent-sessionizer open owner/repo")
 	}
@@ -181,6 +193,19 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 	}
 	a.Printf("%s\n", s.Name)
 	return nil
+}
+
+// host returns the host that the session is on, or shall be, and its name or repository.
+func (o OpenOptions) host(ctx context.Context, a *app.App, h ops.Host, what string) (ops.Host, string, error) {
+	if o.on == "" {
+		return a.OnHost(ctx, h, what)
+	}
+	cfg, err := a.Settings()
+	if err != nil {
+		return nil, "", err
+	}
+	h, err = a.ChooseHost(ctx, h, o.on, cmp.Or(o.image, cfg.Image))
+	return h, what, err
 }
 
 // resolve finds a session as app.ResolveRepo does. For --new it finds the session by its exact
@@ -270,7 +295,7 @@ func show(ctx context.Context, a *app.App, h ops.Host, s session.View) error {
 	if err != nil {
 		return err
 	}
-	host := app.HostName(a, contexts) // the current context may change while the session is shown
+	host := app.HostOf(a, h, contexts) // the current context may change while the session is shown
 	t := tmux.Client{}
 	err = t.New(ctx, tmux.Session{
 		Name: tmux.SlugName(s.ShortName(), s.ID), Key: s.ID,

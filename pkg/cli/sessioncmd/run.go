@@ -216,8 +216,9 @@ outside the destination.`,
 }
 
 func runCp(ctx context.Context, a *app.App, from, to string) error {
-	fromSession, fromPath, fromGuest := guestPath(from)
-	toSession, toPath, toGuest := guestPath(to)
+	isHost := func(name string) bool { return a.IsHost(ctx, name) }
+	fromSession, fromPath, fromGuest := guestPath(from, isHost)
+	toSession, toPath, toGuest := guestPath(to, isHost)
 	if fromGuest == toGuest {
 		return fail.New(fail.Usage, "exactly one of SOURCE and DESTINATION must be SESSION:PATH").WithHint("agent-sessionizer cp --help")
 	}
@@ -252,12 +253,15 @@ func runCp(ctx context.Context, a *app.App, from, to string) error {
 	return err
 }
 
-// guestPath splits SESSION:PATH. As with scp, a local path that contains a colon must have
-// a slash before the colon.
-func guestPath(arg string) (name, path string, ok bool) {
+// guestPath splits SESSION:PATH, and HOST:SESSION:PATH for a host of the cluster. As with scp, a local
+// path that contains a colon must have a slash before the colon.
+func guestPath(arg string, isHost func(string) bool) (name, path string, ok bool) {
 	name, path, ok = strings.Cut(arg, ":")
 	if !ok || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "/") {
 		return "", "", false
+	}
+	if of, rest, more := strings.Cut(path, ":"); more && of != "" && !strings.HasPrefix(of, "/") && isHost(name) {
+		return name + ":" + of, rest, true
 	}
 	return name, path, true
 }

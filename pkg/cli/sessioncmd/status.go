@@ -191,8 +191,11 @@ func interactiveSessions(ctx context.Context, h ops.Host) ([]session.View, error
 }
 
 // PushStatus updates the status line of every tmux server that shows a session to the state
-// in the store.
+// in the store. The sockets of another host's tmux servers mean nothing here.
 func PushStatus(ctx context.Context, h ops.Host) {
+	if _, here := h.(ops.Engine); !here {
+		return
+	}
 	for range 3 { // another keeper may push what it read before our change
 		all, err := interactiveSessions(ctx, h)
 		if err != nil {
@@ -304,7 +307,8 @@ func NewNextCmd(a *app.App) *cobra.Command {
 		Use: "next", Short: "Jump to the agent that has been waiting longest",
 		Long: `Jump to the session that needs you most. Blocked agents come first, then those that have
 failed, then those that have finished since your last visit; among equals, the one that
-has waited longest. If you are in one of these sessions already, jump to the next one.`,
+has waited longest. If you are in one of these sessions already, jump to the next one.
+Sessions of other hosts of the cluster count, too.`,
 		Example: `  agent-sessionizer next`,
 		Args:    app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -371,9 +375,16 @@ func goTo(ctx context.Context, a *app.App, client string, pick func(all []sessio
 	if err != nil {
 		return err
 	}
-	all, err := interactiveSessions(ctx, h)
+	found, _, err := a.Sessions(ctx, h)
 	if err != nil {
 		return err
+	}
+	var all []session.View
+	on := map[string]ops.Host{}
+	for _, s := range found {
+		if _, seen := on[s.ID]; s.Task == "" && !seen { // this host's own come first
+			all, on[s.ID] = append(all, s.View), s.At
+		}
 	}
 	current, err := (tmux.Client{}).Current(ctx, client)
 	if err != nil {
@@ -381,7 +392,7 @@ func goTo(ctx context.Context, a *app.App, client string, pick func(all []sessio
 	}
 	s, none := pick(all, current)
 	if none == "" {
-		return attachLocal(ctx, a, h, s, client)
+		return attachLocal(ctx, a, on[s.ID], s, client)
 	}
 	if client == "" {
 		return fail.New(fail.NotFound, "%s", none).WithHint("agent-sessionizer list")

@@ -60,8 +60,8 @@ func runUsage(ctx context.Context, a *app.App, o usageOptions, args []string) er
 		return err
 	}
 	if len(args) > 0 {
-		_, s, err := app.Named(ctx, a, args[0])
-		if err != nil {
+		var s session.View
+		if h, s, err = app.Named(ctx, a, args[0]); err != nil {
 			return err
 		}
 		r.Session = s.ID

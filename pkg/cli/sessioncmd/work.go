@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -107,7 +108,8 @@ func runFetch(ctx context.Context, a *app.App, o fetchOptions, what string) erro
 	}
 	into := o.into
 	if into == "" {
-		if into, err = localClone(s); err != nil {
+		_, own := h.(ops.Engine)
+		if into, err = localClone(s, own); err != nil {
 			return err
 		}
 	}
@@ -168,9 +170,12 @@ func fetchRemote(ctx context.Context, a *app.App, h ops.Host, conn *ssh.Client, 
 }
 
 // localClone returns the default target of fetched work: the clone that the session was
-// made from, or the one in the working directory.
-func localClone(s session.View) (string, error) {
-	if _, err := os.Stat(s.LocalClone); err == nil {
+// made from, or the one in the working directory. Paths of another host mean nothing here.
+func localClone(s session.View, own bool) (string, error) {
+	if !own && strings.HasPrefix(s.RepoKey, "local:") {
+		return "", nil
+	}
+	if _, err := os.Stat(s.LocalClone); err == nil && own {
 		return s.LocalClone, nil
 	}
 	cwd, err := os.Getwd()

@@ -1,0 +1,345 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
+)
+
+// clusterScheme precedes the name of a host of the cluster, where a context could have that name.
+const clusterScheme = "cluster://"
+
+// askLimit is how long a command waits for what it asks of all hosts of the cluster.
+const askLimit = 3 * time.Second
+
+// serveTarget returns the API of serve of this host, and through it that of another host of the
+// cluster; host is "" for this one.
+func serveTarget(p config.Paths, host string) client.Target {
+	return client.Target{URL: (&url.URL{Scheme: "unix", Path: server.Socket(p.State)}).String(), Host: host}
+}
+
+// InServe performs an operation in serve of this host, for what only it can do.
+func InServe[Request, Result any](ctx context.Context, a *App, op ops.Operation[Request, Result], r Request) (result Result, err error) {
+	cfg, err := a.Settings()
+	if err != nil {
+		return result, err
+	}
+	serve, err := client.New(serveTarget(cfg.Paths, ""))
+	if err != nil {
+		return result, err
+	}
+	result, err = op.On(ctx, serve, r)
+	if fail.CodeOf(err) == fail.Host && strings.HasPrefix(err.Error(), "reach ") {
+		err = fail.New(fail.Host, "serve is not running on this host").WithHint("agent-sessionizer serve")
+	}
+	return result, err
+}
+
+// clusterOf returns this host's part in its cluster; false if it belongs to none.
+func clusterOf(p config.Paths) (cluster.State, bool) {
+	s, err := cluster.LoadState(p.Cluster())
+	return s, err == nil && s.Certificate != ""
+}
+
+// clusterContext returns the context of a host of the cluster: the empty one for this host.
+func clusterContext(p config.Paths, name string) (config.Context, error) {
+	s, ok := clusterOf(p)
+	if err := cluster.CheckName(name); err != nil || !ok {
+		return config.Context{}, fail.New(fail.NotFound, "no host %q: this host belongs to no cluster", name).WithHint("agent-sessionizer cluster list")
+	}
+	if name == s.Name {
+		return config.Context{}, nil
+	}
+	return config.Context{URL: clusterScheme + name}, nil
+}
+
+// otherHost is another host of the cluster.
+type otherHost struct {
+	*client.Client
+	name string
+}
+
+func newOtherHost(p config.Paths, name string) (ops.Host, error) {
+	c, err := client.New(serveTarget(p, name))
+	if err != nil {
+		return nil, err
+	}
+	return otherHost{c, name}, nil
+}
+
+// hosts are those of the cluster whose sessions commands of this host can use.
+type hosts struct {
+	own    string
+	others []fleet.HostView
+	paths  config.Paths
+}
+
+// hosts returns the hosts of the cluster if the command works on this one; false if it belongs to no
+// cluster, or must not use other hosts.
+func (a *App) hosts(ctx context.Context, h ops.Host) (all hosts, ok bool, err error) {
+	if _, here := h.(ops.Engine); !here || !a.AnyHost {
+		return all, false, nil
+	}
+	cfg, err := a.Settings()
+	if err != nil {
+		return all, false, err
+	}
+	s, ok := clusterOf(cfg.Paths)
+	if !ok || !s.Role.Allows(cluster.Member) {
+		return all, false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	list, err := InServe(ctx, a, ops.ListClusterHosts, struct{}{})
+	if ctx.Err() != nil {
+		err = fail.New(fail.Host, "serve did not answer within %v", askLimit).WithHint("agent-sessionizer cluster list")
+	}
+	all = hosts{own: s.Name, paths: cfg.Paths}
+	for _, is := range list.Hosts {
+		if is.Name != s.Name && is.State != fleet.Removed && cluster.CheckName(is.Name) == nil {
+			all.others = append(all.others, is)
+		}
+	}
+	return all, true, err
+}
+
+// find returns a host of the cluster by its name.
+func (all hosts) find(name string) (fleet.HostView, bool) {
+	i := slices.IndexFunc(all.others, func(h fleet.HostView) bool { return h.Name == name })
+	if i < 0 {
+		return fleet.HostView{}, false
+	}
+	return all.others[i], true
+}
+
+// answer is what one host of the cluster answered.
+type answer[T any] struct {
+	name  string
+	host  ops.Host
+	value T
+	err   error
+}
+
+// askAll asks all other hosts of the cluster at the same time. It reports those that do not answer
+// in time, and leaves them out.
+func askAll[T any](ctx context.Context, a *App, all hosts, ask func(context.Context, ops.Host) (T, error)) []answer[T] {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	answers := make([]answer[T], len(all.others))
+	var asked sync.WaitGroup
+	for i, is := range all.others {
+		answers[i].name = is.Name
+		if is.State == fleet.Silent || is.State == fleet.Revoked || is.State == fleet.Joined {
+			answers[i].err = fail.New(fail.Host, "it is %s", is.State)
+			continue
+		}
+		asked.Go(func() {
+			if answers[i].host, answers[i].err = newOtherHost(all.paths, is.Name); answers[i].err == nil {
+				answers[i].value, answers[i].err = ask(ctx, answers[i].host)
+			}
+		})
+	}
+	asked.Wait()
+	return slices.DeleteFunc(answers, func(one answer[T]) bool {
+		code := fail.CodeOf(one.err)
+		silent := one.err != nil && (code == fail.Host || code == fail.Failure)
+		if silent {
+			a.Con.Say("host %s did not answer: %s", one.name, termtext.Line(one.err.Error()))
+		}
+		return silent
+	})
+}
+
+// HostSession is a session and its host in the cluster.
+type HostSession struct {
+	session.View
+	Host string `json:"host,omitempty"` // "" if this host belongs to no cluster
+
+	At ops.Host `json:"-"`
+}
+
+// Sessions returns the sessions of h, and those of the other hosts if it is this host, and belongs to a
+// cluster. It reports hosts that do not answer.
+func (a *App) Sessions(ctx context.Context, h ops.Host) (sessions []HostSession, clustered bool, err error) {
+	list := func(ctx context.Context, h ops.Host) (ops.SessionList, error) {
+		return ops.ListSessions.On(ctx, h, struct{}{})
+	}
+	own, err := list(ctx, h)
+	if err != nil {
+		return nil, false, err
+	}
+	all, clustered, err := a.hosts(ctx, h)
+	if err != nil { // this host's sessions do not need it
+		a.Con.Say("the sessions of other hosts are not shown: %s", termtext.Line(err.Error()))
+	}
+	sessions = []HostSession{}
+	add := func(name string, at ops.Host, of ops.SessionList) {
+		for _, s := range of.Sessions {
+			sessions = append(sessions, HostSession{s, name, at})
+		}
+	}
+	add(all.own, h, own)
+	for _, one := range askAll(ctx, a, all, list) {
+		if one.err == nil {
+			add(one.name, one.host, one.value)
+		}
+	}
+	return sessions, clustered, nil
+}
+
+// OnHost returns the host on which what is, if it has the form HOST:NAME, and the name. For any other
+// text, it returns h and the text.
+func (a *App) OnHost(ctx context.Context, h ops.Host, what string) (ops.Host, string, error) {
+	name, rest, ok := strings.Cut(what, ":")
+	if !ok || rest == "" || strings.HasPrefix(rest, "/") || cluster.CheckName(name) != nil {
+		return h, what, nil
+	}
+	all, ok, err := a.hosts(ctx, h)
+	switch {
+	case err != nil:
+		return nil, "", fmt.Errorf("look for host %s: %w", name, err)
+	case ok && name == all.own:
+		return h, rest, nil
+	}
+	if _, found := all.find(name); !found {
+		return h, what, nil // perhaps the URL of a repository
+	}
+	on, err := newOtherHost(all.paths, name)
+	return on, rest, err
+}
+
+// IsHost reports whether name is that of a host of the cluster that this host may use.
+func (a *App) IsHost(ctx context.Context, name string) bool {
+	if to, err := Context(a); err != nil || to.URL != "" || cluster.CheckName(name) != nil {
+		return false
+	}
+	all, ok, err := a.hosts(ctx, ops.Engine{})
+	_, found := all.find(name)
+	return err == nil && ok && (found || name == all.own)
+}
+
+// Find finds a session as FindSession does, or as FindExact does if exact is set. Beyond them, it
+// understands HOST:NAME for a session of another host of the cluster, and looks for a name that is
+// unknown here on all of them.
+func (a *App) Find(ctx context.Context, h ops.Host, what string, exact bool) (ops.Host, session.View, error) {
+	h, name, err := a.OnHost(ctx, h, what)
+	if err != nil {
+		return nil, session.View{}, err
+	}
+	s, err := findSession(ctx, h, ops.FindRequest{Name: name, Gone: exact})
+	if fail.CodeOf(err) != fail.NotFound || name != what {
+		return h, s, err
+	}
+	if on, found, ok, aerr := a.findElsewhere(ctx, h, what, exact); ok || aerr != nil {
+		return on, found, aerr
+	}
+	return h, s, err
+}
+
+// findElsewhere looks for a session on the other hosts of the cluster. It must be on one only.
+func (a *App) findElsewhere(ctx context.Context, h ops.Host, what string, exact bool) (on ops.Host, s session.View, ok bool, err error) {
+	all, ok, err := a.hosts(ctx, h)
+	if err != nil || !ok {
+		return nil, s, false, nil //nolint:nilerr // what is missing here is the session
+	}
+	var names []string
+	for _, one := range askAll(ctx, a, all, func(ctx context.Context, h ops.Host) (session.View, error) {
+		return ops.FindSession.On(ctx, h, ops.FindRequest{Name: what, Gone: exact})
+	}) {
+		switch {
+		case fail.CodeOf(one.err) == fail.NotFound, one.err == nil && one.value.State == session.Gone:
+		case one.err != nil: // there are several on that host
+			return nil, s, false, fail.New(fail.CodeOf(one.err), "host %s: %w", one.name, one.err).WithHint("agent-sessionizer list")
+		default:
+			on, s = one.host, one.value
+			names = append(names, one.name+":"+one.value.Name)
+		}
+	}
+	if len(names) > 1 {
+		return nil, session.View{}, false, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer list")
+	}
+	return on, s, len(names) == 1, nil
+}
+
+// AnyOf is the value of --on that leaves the choice of the host to the program.
+const AnyOf = "any"
+
+// ChooseHost returns the host for a new session: the one of that name, or with AnyOf the one with the
+// most free memory among those that have the image and take tasks, or if none has it, among all.
+func (a *App) ChooseHost(ctx context.Context, h ops.Host, name, image string) (ops.Host, error) {
+	all, ok, err := a.hosts(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, fail.New(fail.Usage, "--on needs a cluster in which this host is a member, and not another --host").WithHint("agent-sessionizer cluster list")
+	}
+	if name == AnyOf {
+		list, err := InServe(ctx, a, ops.ListClusterHosts, struct{}{})
+		if err != nil {
+			return nil, err
+		}
+		if name, err = leastLoaded(list.Hosts, all.own, image); err != nil {
+			return nil, err
+		}
+	}
+	if name == all.own {
+		return h, nil
+	}
+	if _, found := all.find(name); !found {
+		return nil, fail.New(fail.NotFound, "no host %q in the cluster", name).WithHint("agent-sessionizer cluster list")
+	}
+	return newOtherHost(all.paths, name)
+}
+
+// leastLoaded returns the name of the host that is best for a new session of an image. If several
+// are equal, it is own.
+func leastLoaded(all []fleet.HostView, own, image string) (string, error) {
+	has := func(h fleet.HostView) bool {
+		return slices.ContainsFunc(h.Images, func(name string) bool { return name == image || strings.HasPrefix(name, image+".") })
+	}
+	var best fleet.HostView
+	for _, h := range all {
+		better := best.Name == "" || has(h) && !has(best) ||
+			has(h) == has(best) && (h.FreeMemory > best.FreeMemory || h.FreeMemory == best.FreeMemory && h.Name == own)
+		if h.State == fleet.Up && better {
+			best = h
+		}
+	}
+	if best.Name == "" {
+		return "", fail.New(fail.Host, "no host of the cluster is up").WithHint("agent-sessionizer cluster list")
+	}
+	return best.Name, nil
+}
+
+// ClusterHosts returns the names of all hosts of the cluster, for completion.
+func ClusterHosts(ctx context.Context, a *App) (names []string) {
+	cfg, err := a.Settings()
+	if err != nil {
+		return nil
+	}
+	if _, ok := clusterOf(cfg.Paths); !ok {
+		return nil
+	}
+	list, _ := InServe(ctx, a, ops.ListClusterHosts, struct{}{}) // on error there are none to offer
+	for _, h := range list.Hosts {
+		if h.State != fleet.Removed {
+			names = append(names, h.Name+"\t"+string(h.State))
+		}
+	}
+	return names
+}
