@@ -1,9 +1,11 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -88,10 +90,11 @@ type hosts struct {
 	paths  config.Paths
 }
 
-// hosts returns the hosts of the cluster if the command works on this one; false if it belongs to no
-// cluster, or must not use other hosts.
+// hosts returns the hosts of the cluster if the command may use them: it works on this one, which no
+// user chose with --host, and belongs to a cluster. Otherwise it returns false.
 func (a *App) hosts(ctx context.Context, h ops.Host) (all hosts, ok bool, err error) {
-	if _, here := h.(ops.Engine); !here || !a.AnyHost {
+	_, here := h.(ops.Engine)
+	if !here || !a.AnyHost || cmp.Or(a.Chosen, os.Getenv(HostVariable)) != "" {
 		return all, false, nil
 	}
 	cfg, err := a.Settings()
