@@ -52,7 +52,7 @@ func (p *Part) Node(ctx context.Context) (*cluster.Node, error) {
 		WithHint("agent-sessionizer cluster list # again later, and on a core")
 }
 
-// Ready is closed once the cluster has answered.
+// Ready returns a channel that is closed once the cluster has answered.
 func (p *Part) Ready() <-chan struct{} { return p.ready }
 
 // patience is how long a cluster may take to answer before that is worth a warning.
