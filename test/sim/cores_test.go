@@ -30,7 +30,7 @@ import (
 
 const coreCommand = "core"
 
-// runCore is the process of a core: the cluster's part of serve, on a host that takes no task. It ends
+// runCore runs a core: the cluster's part of serve, on a host that takes no task. It ends
 // with its input.
 func runCore(ctx context.Context, args []string) error {
 	ctx, cancel := context.WithCancel(ctx)
