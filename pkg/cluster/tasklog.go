@@ -20,6 +20,7 @@ const (
 	Requested Kind = "request" // a user wants the task to be cancelled or destroyed
 	Sealed    Kind = "sealed"  // secrets that only the task's host can read
 	Released  Kind = "release" // the task's host was lost
+	Stored    Kind = "stored"  // the cluster has the files of the task, which has ended
 )
 
 // Entry is one entry in the log of a task.

@@ -57,7 +57,7 @@ func (h *Host) Serve(ctx context.Context) {
 	h.lease = cluster.NewLease(h.Hosts, h.now)
 	var all sync.WaitGroup
 	for what, f := range map[string]func(context.Context) error{
-		"renew the lease": h.renew, "take tasks": h.take, "send events": h.ship, "read the cluster's log": h.Tasks.Follow,
+		"renew the lease": h.renew, "take tasks": h.take, "send events": h.ship, "store files": h.keep, "read the cluster's log": h.Tasks.Follow,
 	} {
 		all.Go(func() {
 			for ctx.Err() == nil {

@@ -82,7 +82,7 @@ func (p *Part) Serve(ctx context.Context) {
 	p.Log.InfoContext(ctx, "connected to the cluster", "cluster", p.State.Cluster, "host", p.State.Name)
 	st := p.sessions().Store
 	host := Host{
-		Tasks: &Tasks{Name: p.State.Name, Tasks: n.Tasks, Entries: n.Entries, Queue: n.Queue, Store: st, Log: p.Log, Want: p.want, Busy: p.busy},
+		Tasks: &Tasks{Name: p.State.Name, Tasks: n.Tasks, Entries: n.Entries, Files: n.Files, Queue: n.Queue, Store: st, Log: p.Log, Want: p.want, Busy: p.busy, Outputs: p.outputs},
 		Hosts: n.Hosts, Core: p.State.Role.Allows(cluster.CoreOf), Log: p.Log,
 		Describe: p.describe, Wake: p.Tasks.Schedule, Abandon: p.abandon,
 		Leased: func(l store.Lease) error {

@@ -42,6 +42,8 @@ type State struct {
 	Fence       uint64     `json:"fence,omitempty"` // of the host's claim
 	Newest      int64      `json:"newest"`          // sequence of the latest event
 
+	Files []cluster.Part `json:"files,omitempty"` // the list of the task's files, among the cluster's
+
 	Seq uint64 `json:"-"` // of the entry
 }
 
@@ -67,6 +69,7 @@ type Tasks struct {
 	Name    string // of this host
 	Tasks   *cluster.TaskLog
 	Entries *cluster.Files // what is too large for Tasks
+	Files   *cluster.Files // artifacts and logs; nil stores none
 	Queue   *cluster.Queue
 	Store   *store.Store
 	Log     *slog.Logger
@@ -76,6 +79,8 @@ type Tasks struct {
 	// Busy reports whether something of a task is left on this host, from an earlier claim; nil
 	// means never.
 	Busy func(ctx context.Context, task string) (bool, error)
+	// Outputs returns the files of a task of this host that has ended.
+	Outputs func(ctx context.Context, task string) ([]task.Output, error)
 
 	large large
 }
@@ -376,7 +381,7 @@ func (f *Tasks) submit(ctx context.Context, c store.Claim, row store.Task, evs [
 // replica returns what a host stores of an entry.
 func (c change) replica() store.Replica {
 	c.Row.Host = cmp.Or(c.Host, store.Waiting)
-	return store.Replica{Task: c.Row, Text: c.Text, Events: c.Events, Newest: c.Newest, Revision: c.Seq}
+	return store.Replica{Task: c.Row, Text: c.Text, Events: c.Events, Newest: c.Newest, Revision: c.Seq, Files: filesOf(c.Files)}
 }
 
 // Take claims an offered task. It returns false if another host has it, or none is to run it.
@@ -517,7 +522,7 @@ func (f *Tasks) Ship(ctx context.Context, id string) (more bool, err error) {
 		return false, f.submit(ctx, c, row, evs)
 	}
 	if len(evs) == 0 {
-		if !c.Settled && ended(task.Phase(row.Phase)) {
+		if f.Files == nil && !c.Settled && ended(task.Phase(row.Phase)) { // otherwise, Keep settles it
 			return false, ignoreStale(f.Store.Settle(ctx, c))
 		}
 		return false, nil

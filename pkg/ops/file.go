@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/logfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
 // File names a file of a task: an artifact, or one of its agent's outputs.
@@ -40,10 +41,29 @@ func (f File) Path() string {
 	return Task(f.Task).Path() + "/logs?" + query.Encode()
 }
 
+// Stored opens a file of a task of another host of the cluster, which stores it after the task's end. It
+// returns nil for a task of this host. ctx limits all reading.
+func (e *Engine) Stored(ctx context.Context, t task.Task, f File) (*io.SectionReader, error) {
+	if !t.IsElsewhere() {
+		return nil, nil //nolint:nilnil // nothing is stored elsewhere
+	}
+	p, err := e.part()
+	if err != nil {
+		return nil, err
+	}
+	return p.Open(ctx, t, f.Artifact, f.Stream)
+}
+
 // Read implements Host.
 func (e Engine) Read(ctx context.Context, f File) (io.ReadCloser, error) {
-	t, err := e.TaskWithFiles(ctx, f.Task)
+	t, err := e.Task(ctx, f.Task)
 	if err != nil {
+		return nil, err
+	}
+	if r, err := e.Stored(ctx, t, f); r != nil || err != nil {
+		return io.NopCloser(r), err
+	}
+	if err := e.Tasks.CheckFiles(t); err != nil {
 		return nil, err
 	}
 	if f.Artifact != "" {

@@ -149,7 +149,10 @@ var (
 		ID: "listArtifacts", Method: http.MethodGet, Guest: true, Path: TasksPath + "/{id}/artifacts", Tag: "tasks", Need: Read, Errors: []int{404, 410},
 		Summary: "List the collected artifacts of a task",
 	}, func(ctx context.Context, e *Engine, r *TaskPath) (ArtifactList, error) {
-		t, err := e.TaskWithFiles(ctx, r.ID)
+		t, err := e.Task(ctx, r.ID)
+		if err == nil && !t.IsElsewhere() {
+			err = e.Tasks.CheckFiles(t)
+		}
 		return ArtifactList{append([]task.Artifact{}, t.Status.Artifacts...), append([]task.Skipped{}, t.Status.Skipped...)}, err
 	}}
 

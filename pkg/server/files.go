@@ -50,7 +50,14 @@ func (s *Server) fileRoutes(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		if _, err := s.engine.TaskWithFiles(ctx, in.ID); err != nil {
+		t, err := s.engine.Task(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		if r, err := s.engine.Stored(ctx, t, ops.File{Task: t.ID, Stream: in.Stream}); r != nil || err != nil {
+			return storedLog(ctx, r, in.Offset, err)
+		}
+		if err := s.tasks.CheckFiles(t); err != nil {
 			return nil, err
 		}
 		dir := s.tasks.Dir(in.ID)
@@ -62,19 +69,25 @@ func (s *Server) fileRoutes(api huma.API) {
 		Summary: "Get an artifact",
 		About:   "Finds only names in the list. The ETag is the SHA-256 of the whole file. The file is from a guest: do not let a browser run it.",
 	}, ranges: true, content: "application/octet-stream"}, func(ctx context.Context, in *artifactInput) (*bodyOutput, error) {
-		t, err := s.engine.TaskWithFiles(ctx, in.ID)
+		t, err := s.engine.Task(ctx, in.ID)
 		if err != nil {
 			return nil, err
-		}
-		f, err := s.tasks.OpenArtifact(t, in.Name)
-		if err != nil {
-			return nil, fail.New(fail.NotFound, "%w", err).WithHint("GET %s/%s/artifacts lists them", ops.TasksPath, t.ID)
 		}
 		tag := ""
 		for _, a := range t.Status.Artifacts {
 			if a.Name == in.Name {
 				tag = a.SHA256
 			}
+		}
+		if r, err := s.engine.Stored(ctx, t, ops.File{Task: t.ID, Artifact: in.Name}); r != nil || err != nil {
+			return s.download(ctx, r, path.Base(in.Name), tag, time.Time{}, err)
+		}
+		if err := s.tasks.CheckFiles(t); err != nil {
+			return nil, err
+		}
+		f, err := s.tasks.OpenArtifact(t, in.Name)
+		if err != nil {
+			return nil, fail.New(fail.NotFound, "%w", err).WithHint("GET %s/%s/artifacts lists them", ops.TasksPath, t.ID)
 		}
 		return s.file(ctx, f, path.Base(in.Name), tag)
 	})
@@ -100,7 +113,6 @@ func (s *Server) fileRoutes(api huma.API) {
 // file responds with a file that a guest may have created, as a download under the
 // given name. It closes the file.
 func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bodyOutput, error) {
-	req := requestOf(ctx)
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
 		err = fail.New(fail.NotFound, "%q is not a regular file", name)
@@ -108,17 +120,50 @@ func (s *Server) file(ctx context.Context, f *os.File, name, sha256 string) (*bo
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &bodyOutput{func(huma.Context) {
+	body, err := s.download(ctx, f, name, sha256, st.ModTime(), nil)
+	if err != nil {
+		return nil, err
+	}
+	send := body.Body
+	body.Body = func(c huma.Context) {
 		defer f.Close()
+		send(c)
+	}
+	return body, nil
+}
+
+// download responds with a file that a guest may have created, as a download under the given name.
+func (s *Server) download(ctx context.Context, r io.ReadSeeker, name, sha256 string, modified time.Time, err error) (*bodyOutput, error) {
+	if err != nil {
+		return nil, err
+	}
+	req := requestOf(ctx)
+	return &bodyOutput{func(huma.Context) {
 		h := req.w.Header()
 		h.Set("Content-Type", "application/octet-stream")
 		h.Set("Content-Disposition", disposition(name))
-		modified := st.ModTime()
 		if sha256 != "" {
 			h.Set("ETag", strconv.Quote(sha256))
 			modified = time.Time{} // the ETag identifies the content better
 		}
-		http.ServeContent(req.w, req.r, "", modified, f)
+		http.ServeContent(req.w, req.r, "", modified, r)
+	}}, nil
+}
+
+// storedLog responds with a log of a task of another host, which has ended.
+func storedLog(ctx context.Context, r *io.SectionReader, offset int64, err error) (*bodyOutput, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := checkOffset(r.Size(), offset); err != nil {
+		return nil, err
+	}
+	req := requestOf(ctx)
+	return &bodyOutput{func(huma.Context) {
+		h := req.w.Header()
+		h.Set("Content-Type", textType)
+		h.Set("X-Log-Size", strconv.FormatInt(r.Size(), 10))
+		http.ServeContent(req.w, req.r, "", time.Time{}, io.NewSectionReader(r, offset, r.Size()-offset))
 	}}, nil
 }
 
@@ -142,10 +187,14 @@ func sizeFrom(path string, offset int64) (int64, error) {
 	if err == nil {
 		size = st.Size()
 	}
+	return size, checkOffset(size, offset)
+}
+
+func checkOffset(size, offset int64) error {
 	if offset > size {
-		return 0, problem(http.StatusRequestedRangeNotSatisfiable, codeRange, fmt.Sprintf("continue with offset=%d", size), "the log has %d bytes; offset %d is beyond its end", size, offset)
+		return problem(http.StatusRequestedRangeNotSatisfiable, codeRange, fmt.Sprintf("continue with offset=%d", size), "the log has %d bytes; offset %d is beyond its end", size, offset)
 	}
-	return size, nil
+	return nil
 }
 
 // logs responds with one of a subject's two logs.

@@ -185,6 +185,7 @@ type Replica struct {
 	Newest   int64   // sequence of the task's newest event in the log
 	Revision uint64  // of the entry
 	Fence    uint64  // of this host's own claim, if the entry is that claim
+	Files    string  // where the cluster has the task's files; "" if it has none yet
 }
 
 // Replicate stores tasks as the cluster's log has them up to a position. Entries that were stored
@@ -236,11 +237,28 @@ func replicate(ctx context.Context, tx *sql.Tx, r Replica) error {
 			return fmt.Errorf("store event %d of task %s: %w", ev.Seq, r.Task.ID, err)
 		}
 	}
-	return putClaim(ctx, tx, Claim{Task: r.Task.ID, Fence: r.Fence, Revision: r.Revision, Shipped: r.Newest, Settled: r.Fence == 0})
+	if err := putClaim(ctx, tx, Claim{Task: r.Task.ID, Fence: r.Fence, Revision: r.Revision, Shipped: r.Newest, Settled: r.Fence == 0}); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, `UPDATE cluster_tasks SET files = ? WHERE task = ?`, r.Files, r.Task.ID)
+	return err
+}
+
+// TaskFiles returns where the cluster has the files of a task; "" if it has none.
+func (s *Store) TaskFiles(ctx context.Context, task string) (files string, err error) {
+	err = s.db.retryBusy(ctx, func() error {
+		err := s.db.sql.QueryRowContext(ctx, `SELECT files FROM cluster_tasks WHERE task = ?`, task).Scan(&files)
+		if errors.Is(err, sql.ErrNoRows) {
+			err = nil
+		}
+		return err
+	})
+	return files, err
 }
 
 func putClaim(ctx context.Context, tx *sql.Tx, c Claim) error {
-	_, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO cluster_tasks (task, fence, revision, shipped, settled) VALUES (?, ?, ?, ?, ?)`,
+	_, err := tx.ExecContext(ctx, `INSERT INTO cluster_tasks (task, fence, revision, shipped, settled) VALUES (?, ?, ?, ?, ?)
+		ON CONFLICT (task) DO UPDATE SET fence = excluded.fence, revision = excluded.revision, shipped = excluded.shipped, settled = excluded.settled`,
 		c.Task, c.Fence, c.Revision, c.Shipped, c.Settled)
 	return err
 }

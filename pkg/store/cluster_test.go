@@ -338,8 +338,10 @@ func TestClusterStatus(t *testing.T) {
 	}
 	var others []store.Replica
 	for i, row := range []store.Task{
-		{ID: "00000000000a", Phase: "RUNNING", Host: "b"}, {ID: "00000000000b", Phase: "COMPLETED", Host: "b"},
-		{ID: "00000000000c", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(2000).UTC()}, {ID: "00000000000d", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(1000).UTC()},
+		{ID: "00000000000a", Phase: "RUNNING", Host: "b"},
+		{ID: "00000000000b", Phase: "COMPLETED", Host: "b"},
+		{ID: "00000000000c", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(2000).UTC()},
+		{ID: "00000000000d", Phase: "PENDING", Host: store.Waiting, StateChangedAt: time.UnixMilli(1000).UTC()},
 	} {
 		row.Name, row.Desired, row.Manifest = "task", "run", []byte(`{}`)
 		others = append(others, store.Replica{Task: row, Text: []byte("text"), Newest: 1, Revision: uint64(20 + i)})

@@ -183,7 +183,8 @@ var schema = []string{
 		fence    INTEGER NOT NULL,
 		revision INTEGER NOT NULL,
 		shipped  INTEGER NOT NULL,
-		settled  INTEGER NOT NULL
+		settled  INTEGER NOT NULL,
+		files    TEXT NOT NULL DEFAULT ''
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX cluster_work ON cluster_tasks(task) WHERE settled = 0;
 	CREATE TABLE cluster_wishes (

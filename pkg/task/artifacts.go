@@ -18,9 +18,9 @@ var ErrPruned = errors.New("its logs and artifacts were removed")
 // CheckFiles returns an error that wraps ErrPruned if a task has ended and its files
 // were removed.
 func (m *Manager) CheckFiles(t Task) error {
-	if t.Host != "" && t.Host != store.Waiting {
+	if t.IsElsewhere() {
 		return fail.New(fail.Conflict, "the logs and artifacts of task %s are on host %s", t.ID, t.Host).
-			WithHint("on %s: agent-sessionizer task logs %s", t.Host, t.ID)
+			WithHint("agent-sessionizer --host %s task logs %s", t.Host, t.ID)
 	}
 	if !t.Phase.Over() {
 		return nil
@@ -34,6 +34,32 @@ func (m *Manager) CheckFiles(t Task) error {
 		return fmt.Errorf("find files of task %s: %w", t.ID, err)
 	}
 	return nil
+}
+
+// IsElsewhere reports whether another host of the cluster has the task, with its files.
+func (t Task) IsElsewhere() bool { return t.Host != "" && t.Host != store.Waiting }
+
+// Output is a file of a task that has ended.
+type Output struct {
+	Artifact string // its name; "" for an output of the agent
+	Stream   string // stdout or stderr; "" for an artifact
+	Open     func() (*os.File, error)
+}
+
+// Outputs returns the files of a task that has ended, which may have been removed.
+func (m *Manager) Outputs(t Task) (all []Output, err error) {
+	err = m.CheckFiles(t)
+	if errors.Is(err, ErrPruned) {
+		return nil, nil
+	}
+	d := m.Dir(t.ID)
+	for stream, path := range map[string]string{"stdout": d.Stdout(), "stderr": d.Stderr()} {
+		all = append(all, Output{Stream: stream, Open: func() (*os.File, error) { return os.Open(path) }})
+	}
+	for _, a := range t.Status.Artifacts {
+		all = append(all, Output{Artifact: a.Name, Open: func() (*os.File, error) { return m.OpenArtifact(t, a.Name) }})
+	}
+	return all, err
 }
 
 // OpenArtifact opens an artifact by its name. The name may come from an untrusted

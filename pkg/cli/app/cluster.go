@@ -19,6 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -276,6 +277,22 @@ func (a *App) findElsewhere(ctx context.Context, h ops.Host, what string, exact 
 		return nil, session.View{}, false, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer list")
 	}
 	return on, s, len(names) == 1, nil
+}
+
+// TaskHost returns the host that has the files of a task which h knows: another host of the cluster while
+// the task runs there. Once it has ended, serve of this host gets them from the cluster.
+func (a *App) TaskHost(h ops.Host, t task.View) (ops.Host, error) {
+	if _, here := h.(ops.Engine); !here || t.Host == "" {
+		return h, nil
+	}
+	cfg, err := a.Settings()
+	if err != nil {
+		return nil, err
+	}
+	if t.State.Over() {
+		return client.New(serveTarget(cfg.Paths, ""))
+	}
+	return newOtherHost(cfg.Paths, t.Host)
 }
 
 // AnyOf is the value of --on that leaves the choice of the host to the program.

@@ -55,6 +55,9 @@ func newTaskArtifactsCmd(a *app.App) *cobra.Command {
 				return err
 			}
 			if get != "" {
+				if h, err = a.TaskHost(h, t); err != nil {
+					return err
+				}
 				return copyArtifact(ctx, a, h, ops.File{Task: t.ID, Artifact: get}, out)
 			}
 			list, err := ops.ListArtifacts.On(ctx, h, ops.TaskPath{ID: t.ID})

@@ -231,6 +231,9 @@ func runTaskLogs(ctx context.Context, a *app.App, o taskLogsOptions, what string
 	default:
 		return fail.New(fail.Usage, "unknown log %q: must be stdout, stderr, events or keeper", o.of)
 	}
+	if h, err = a.TaskHost(h, t); err != nil {
+		return err
+	}
 	r, err := h.Read(ctx, ops.File{Task: t.ID, Stream: o.of, Follow: o.follow})
 	if err != nil {
 		return err
