@@ -165,7 +165,7 @@ func TestGrow(t *testing.T) {
 			defer cancel()
 			h, err := n.Health(ctx)
 			return err == nil && h.Newest == seq && h.Core != nil && h.Core.Leader != "" && h.Core.Current && h.Core.Store > 0 && h.Core.StoreLimit > h.Core.Store &&
-				len(h.Core.Streams) == 6 && !slices.ContainsFunc(h.Core.Streams, func(s cluster.StreamHealth) bool { return s.Copies != 3 || s.Current != current })
+				len(h.Core.Streams) == 7 && !slices.ContainsFunc(h.Core.Streams, func(s cluster.StreamHealth) bool { return s.Copies != 3 || s.Current != current })
 		})
 	}
 	healthy(others[0], "with three cores", 3)
