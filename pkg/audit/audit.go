@@ -39,6 +39,7 @@ const (
 	VMProvisioned     Type = "vm_provisioned"
 	VMDestroyed       Type = "vm_destroyed"
 	SecretAccessed    Type = "secret_accessed"
+	SecretsSent       Type = "secrets_sent"       // to another host of the cluster
 	SessionReconciled Type = "session_reconciled" // a new keeper replaced one that died
 	OrphanRemoved     Type = "orphan_removed"
 	TokenAdded        Type = "token_added"
@@ -69,7 +70,7 @@ const (
 // Types returns all types.
 func Types() []Type {
 	return []Type{
-		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed,
+		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed, SecretsSent,
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 		SessionForked, WorkspaceCreated, WorkspaceAttached, WorkspaceDetached, WorkspaceResized, WorkspaceDeleted,

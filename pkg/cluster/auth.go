@@ -24,16 +24,17 @@ func inbox(nkey string) string { return "_INBOX." + nkey }
 // permissions returns the subjects that a member may use. Without a role that this program knows, there
 // are none.
 func (m Membership) permissions() *server.Permissions {
+	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	publish := []string{
-		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*",
+		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*",
 		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.TASKS", "$JS.API.STREAM.MSG.GET.HOSTS", "$JS.API.STREAM.MSG.GET.MEMBERS", "$JS.API.STREAM.MSG.GET." + entryStream,
 		"$JS.API.CONSUMER.CREATE.TASKS.>", "$JS.API.CONSUMER.CREATE.HOSTS.>", "$JS.API.CONSUMER.CREATE.MEMBERS.>",
 		"$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.API.CONSUMER.DELETE.*.*", "$JS.API.CONSUMER.LIST.QUEUE", "$JS.API.CONSUMER.INFO.*.*", "$JS.ACK.>", "$JS.FC.>",
 	}
 	if m.Role.Allows(Member) {
 		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open")
+		subscribe = append(subscribe, seal+m.Name)
 	}
-	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	switch {
 	case m.Role.Allows(CoreOf):
 		publish, subscribe = []string{">"}, []string{">"}
@@ -42,7 +43,7 @@ func (m Membership) permissions() *server.Permissions {
 	}
 	return &server.Permissions{
 		Publish: allow(publish), Subscribe: allow(subscribe),
-		Response: &server.ResponsePermission{MaxMsgs: 1, Expires: time.Minute}, // to openings of tunnels
+		Response: &server.ResponsePermission{MaxMsgs: 1, Expires: time.Minute}, // to openings of tunnels, and to requests for secrets
 	}
 }
 

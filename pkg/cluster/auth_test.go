@@ -89,7 +89,7 @@ func TestWorkerIsConfined(t *testing.T) {
 			t.Errorf("%s by a worker succeeded, want an error", what)
 		}
 	}
-	for _, subject := range []string{">", "_INBOX.>", "host.>", "task.>", "tunnel.other.>"} {
+	for _, subject := range []string{">", "_INBOX.>", "host.>", "task.>", "tunnel.other.>", "seal.other", "seal.worker", "seal.*"} {
 		for len(refused) > 0 {
 			<-refused
 		}
@@ -104,6 +104,10 @@ func TestWorkerIsConfined(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Errorf("subscription of a worker to %s was not refused", subject)
 		}
+	}
+
+	if _, err := nc.RequestWithContext(short(), "seal.other", nil); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("request for secrets by a worker = %v, want that it is allowed: %v", err, nats.ErrNoResponders)
 	}
 
 	if err := c.Cores["a"].Authorize(c.Members[:len(c.Members)-1], nil); err != nil {
@@ -161,4 +165,38 @@ func TestWitnessLeaves(t *testing.T) {
 		_, err := cluster.OpenHosts(ctx, js, "b", 1)
 		return err == nil
 	})
+}
+
+// TestMemberAnswersOnlyItsRequests checks that a member receives the requests for its own secrets, and not
+// those for others'.
+func TestMemberAnswersOnlyItsRequests(t *testing.T) {
+	c := testcluster.Alone(t)
+	keys, _ := c.Add("member", cluster.Member)
+	nc := c.Login(keys)
+	refused := make(chan error, 10)
+	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
+	for _, subject := range []string{"seal.member", "seal.other", "seal.*"} {
+		if _, err := nc.SubscribeSync(subject); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if subject == "seal.member" {
+			select {
+			case err = <-refused:
+				t.Errorf("subscription to %s = %v, want nil", subject, err)
+			default:
+			}
+			continue
+		}
+		select {
+		case err = <-refused:
+		case <-time.After(10 * time.Second):
+		}
+		if !errors.Is(err, nats.ErrPermissionViolation) {
+			t.Errorf("subscription to %s = %v, want %v", subject, err, nats.ErrPermissionViolation)
+		}
+	}
 }

@@ -174,12 +174,12 @@ func TestSeal(t *testing.T) {
 		t.Fatal(err)
 	}
 	const task, secret = "000000000001", "pretend-secret-0123456789"
-	text, err := cluster.Seal(i.Recipient, task, 7, map[string]string{"TOKEN": secret})
+	text, err := cluster.Seal(i.Recipient, task, 7, []byte(secret))
 	if err != nil || bytes.Contains(text, []byte(secret)) {
 		t.Fatalf("Seal = %q, %v, want it encrypted", text, err)
 	}
-	if got, err := keys.Open(text, task, 7); err != nil || got["TOKEN"] != secret {
-		t.Errorf("Open = %v, %v, want the secret", got, err)
+	if got, err := keys.Open(text, task, 7); err != nil || string(got) != secret {
+		t.Errorf("Open = %q, %v, want the secret", got, err)
 	}
 	other, err := cluster.NewKeys()
 	if err != nil {
@@ -188,14 +188,17 @@ func TestSeal(t *testing.T) {
 	text[len(text)-1] ^= 1
 	damaged := bytes.Clone(text)
 	text[len(text)-1] ^= 1
-	for what, f := range map[string]func() (map[string]string, error){
-		"another host":      func() (map[string]string, error) { return other.Open(text, task, 7) },
-		"another task":      func() (map[string]string, error) { return keys.Open(text, "000000000002", 7) },
-		"an earlier claim":  func() (map[string]string, error) { return keys.Open(text, task, 6) },
-		"a damaged message": func() (map[string]string, error) { return keys.Open(damaged, task, 7) },
+	if text, err := cluster.Seal(i.Recipient, task, 7, make([]byte, 1<<20)); err == nil {
+		t.Errorf("Seal of 1 MiB = %d bytes, want an error", len(text))
+	}
+	for what, f := range map[string]func() ([]byte, error){
+		"another host":      func() ([]byte, error) { return other.Open(text, task, 7) },
+		"another task":      func() ([]byte, error) { return keys.Open(text, "000000000002", 7) },
+		"an earlier claim":  func() ([]byte, error) { return keys.Open(text, task, 6) },
+		"a damaged message": func() ([]byte, error) { return keys.Open(damaged, task, 7) },
 	} {
 		if got, err := f(); err == nil || strings.Contains(err.Error(), secret) {
-			t.Errorf("Open with %s = %v, %v, want an error without the secret", what, got, err)
+			t.Errorf("Open with %s = %q, %v, want an error without the secret", what, got, err)
 		}
 	}
 }

@@ -115,10 +115,32 @@ type application struct {
 	Key       []byte `json:"key"` // PKIX, DER
 }
 
-// signed is an application with the signature of its nkey, which shows that the host has that key.
+// signed is a message with the signature of a host's nkey, which shows that the host has that key.
 type signed struct {
-	Application []byte `json:"application"`
-	Signature   []byte `json:"signature"`
+	Text      []byte `json:"text"`
+	Signature []byte `json:"signature"`
+}
+
+// sign encodes and signs a message.
+func (k *Keys) sign(message any) ([]byte, error) {
+	var s signed
+	var err error
+	if s.Text, err = json.Marshal(message); err != nil {
+		return nil, err
+	}
+	if s.Signature, err = k.nkey.Sign(s.Text); err != nil {
+		return nil, err
+	}
+	return json.Marshal(s)
+}
+
+// verify returns an error unless the nkey signed the message.
+func (s signed) verify(nkey string) error {
+	public, err := nkeys.FromPublicKey(nkey)
+	if err == nil {
+		err = public.Verify(s.Text, s.Signature)
+	}
+	return err
 }
 
 // Admission is the answer: what the host needs as a member.
@@ -205,14 +227,7 @@ func (k *Keys) apply(is Applicant) ([]byte, error) {
 	if a.Key, err = x509.MarshalPKIXPublicKey(i.Key); err != nil {
 		return nil, err
 	}
-	s := signed{}
-	if s.Application, err = json.Marshal(a); err != nil {
-		return nil, err
-	}
-	if s.Signature, err = k.nkey.Sign(s.Application); err != nil {
-		return nil, err
-	}
-	return json.Marshal(s)
+	return k.sign(a)
 }
 
 func urls(addrs []string) string {
@@ -330,7 +345,7 @@ func parseApplication(text []byte) (Identity, Applicant, error) {
 	var a application
 	err := json.Unmarshal(text, &s)
 	if err == nil {
-		err = json.Unmarshal(s.Application, &a)
+		err = json.Unmarshal(s.Text, &a)
 	}
 	if err != nil {
 		return Identity{}, Applicant{}, fail.New(fail.Usage, "the application is invalid: %w", err)
@@ -341,11 +356,7 @@ func parseApplication(text []byte) (Identity, Applicant, error) {
 	if !nkeys.IsValidPublicUserKey(a.Nkey) {
 		return Identity{}, Applicant{}, fail.New(fail.Usage, "the application has no valid public key")
 	}
-	public, err := nkeys.FromPublicKey(a.Nkey)
-	if err == nil {
-		err = public.Verify(s.Application, s.Signature)
-	}
-	if err != nil {
+	if err := s.verify(a.Nkey); err != nil {
 		return Identity{}, Applicant{}, fail.New(fail.Policy, "the application is not signed with its key: %w", err)
 	}
 	if _, err := age.ParseX25519Recipient(a.Recipient); err != nil {

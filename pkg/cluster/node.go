@@ -75,6 +75,7 @@ type Node struct {
 	Files   *Files
 	Entries *Files
 	Tunnels *Tunnels
+	Secrets *Exchange
 
 	dir     string
 	log     *slog.Logger
@@ -203,6 +204,7 @@ func (n *Node) open(ctx context.Context) error {
 	if n.Tunnels, err = NewTunnels(n.nc, host); err != nil {
 		return err
 	}
+	n.Secrets = &Exchange{Conn: n.nc, Host: host, Keys: n.keys, Authority: []byte(n.State.Authority), Members: n.Members}
 	if n.core == nil {
 		return patiently(ctx, n.refresh)
 	}

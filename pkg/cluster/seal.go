@@ -10,22 +10,26 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// maxSealed limits what a host opens, in bytes.
-const maxSealed = 1 << 20
+// maxSealed limits what a host seals and opens, in bytes: as base64, it fits into a message of NATS.
+const maxSealed = 720 << 10
 
-// sealedSecrets is what is encrypted: secrets by their names, and the claim that they are for.
+// sealedSecrets is what is encrypted: secrets, as package secret encodes them, and the claim that they
+// are for.
 type sealedSecrets struct {
-	Task   string            `json:"task"`
-	Fence  uint64            `json:"fence"`
-	Values map[string]string `json:"values"`
+	Task  string `json:"task"`
+	Fence uint64 `json:"fence"`
+	Text  []byte `json:"text"`
 }
 
 // Seal encrypts secrets so that only the host with that recipient can read them, and only for
 // one claim of a task. The format is that of age, https://age-encryption.org/v1.
-func Seal(recipient, task string, fence uint64, values map[string]string) ([]byte, error) {
-	text, err := json.Marshal(sealedSecrets{task, fence, values})
+func Seal(recipient, task string, fence uint64, secrets []byte) ([]byte, error) {
+	text, err := json.Marshal(sealedSecrets{task, fence, secrets})
 	if err != nil {
 		return nil, err
+	}
+	if len(text) > maxSealed {
+		return nil, fail.New(fail.Secret, "the secrets that task %s needs from its submitter are too large together: %d bytes when encoded, over the limit of %d", task, len(text), maxSealed)
 	}
 	return encrypt(recipient, text)
 }
@@ -64,7 +68,7 @@ func (k *Keys) decrypt(text []byte) ([]byte, error) {
 }
 
 // Open decrypts what Seal returned. It refuses secrets for another task or an earlier claim.
-func (k *Keys) Open(text []byte, task string, fence uint64) (map[string]string, error) {
+func (k *Keys) Open(text []byte, task string, fence uint64) ([]byte, error) {
 	plain, err := k.decrypt(text)
 	if err != nil {
 		return nil, fail.New(fail.Failure, "open sealed secrets of task %s: %w", task, err)
@@ -76,5 +80,5 @@ func (k *Keys) Open(text []byte, task string, fence uint64) (map[string]string, 
 	if s.Task != task || s.Fence != fence {
 		return nil, fail.New(fail.Failure, "open sealed secrets of task %s: they are for another task or claim", task)
 	}
-	return s.Values, nil
+	return s.Text, nil
 }

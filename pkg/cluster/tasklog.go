@@ -18,7 +18,6 @@ const (
 	Claimed   Kind = "claim"   // the writer runs the task from now on; its Seq is the fence
 	Reported  Kind = "events"  // events of the task, and its state after them
 	Requested Kind = "request" // a user wants the task to be cancelled or destroyed
-	Sealed    Kind = "sealed"  // secrets that only the task's host can read
 	Released  Kind = "release" // the task's host was lost
 	Stored    Kind = "stored"  // the cluster has the files of the task, which has ended
 )

@@ -99,6 +99,10 @@ func (p Paths) Cluster() string { return filepath.Join(p.State, "cluster") }
 // tasks send.
 func (p Paths) Term() string { return filepath.Join(p.Cluster(), "term.json") }
 
+// SecretsSocket returns the path of the socket at which keepers ask serve for secrets of their tasks that
+// another host of the cluster resolves.
+func (p Paths) SecretsSocket() string { return filepath.Join(p.Cluster(), "secrets.sock") }
+
 // Images returns the directory of the guest images.
 func (p Paths) Images() string { return filepath.Join(p.Data, "images") }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -99,7 +100,36 @@ func (p *Part) Serve(ctx context.Context) {
 		}
 	})
 	all.Go(func() { host.Serve(ctx) })
+	p.exchangeSecrets(ctx, &all, &Secrets{
+		Tasks: host.Tasks, Exchange: n.Secrets, Audit: p.sessions().Audit,
+		Resolve: func(ctx context.Context, refs []secret.Ref) (map[string]secret.Value, error) {
+			return secret.ResolveInChild(ctx, p.sessions().Self, refs)
+		},
+	})
 	all.Wait()
+}
+
+// exchangeSecrets gives secrets to other hosts, and gets secrets for the keepers of this host, until ctx
+// ends.
+func (p *Part) exchangeSecrets(ctx context.Context, all *sync.WaitGroup, x *Secrets) {
+	do := map[string]func() error{
+		"answer keepers": func() error {
+			return session.ServeSecrets(ctx, p.sessions().Config.Paths.SecretsSocket(), p.Log, x.Get)
+		},
+	}
+	if p.State.Role.Allows(cluster.Member) { // others submit no tasks
+		do["answer other hosts"] = func() error { return x.Exchange.Answer(ctx, x.Give) }
+	}
+	for what, f := range do {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := f(); err != nil && ctx.Err() == nil {
+					p.Log.ErrorContext(ctx, "failed to "+what+" that need secrets", "error", err)
+					pause(ctx, restart)
+				}
+			}
+		})
+	}
 }
 
 func (p *Part) sessions() *session.Manager { return p.Tasks.Sessions }

@@ -32,6 +32,8 @@ type host struct {
 	*fleet.Tasks
 	t      *testing.T
 	starts *starts
+	keys   *cluster.Keys
+	is     cluster.Membership
 }
 
 // starts counts in how many VMs the agent of each task was started, outside of the cluster. In one
@@ -58,12 +60,12 @@ func newHost(t *testing.T, c *testcluster.Cluster, name string, st *starts) *hos
 
 func newHostAs(t *testing.T, c *testcluster.Cluster, name string, role cluster.Role, st *starts) *host {
 	t.Helper()
-	keys, _ := c.Add(name, role)
+	keys, is := c.Add(name, role)
 	js, err := jetstream.New(c.Login(keys))
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, starts: st}
+	h := &host{t: t, starts: st, keys: keys, is: is}
 	h.Tasks = &fleet.Tasks{Name: name, Log: slog.New(slog.DiscardHandler)}
 	h.Tasks.Tasks = testcluster.Open(t, func() (*cluster.TaskLog, error) { return cluster.OpenTaskLog(t.Context(), js, name, 1, 1<<28) })
 	h.Entries = testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenEntries(t.Context(), js, 1, 1<<28) })

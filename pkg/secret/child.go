@@ -28,26 +28,6 @@ const (
 	maxReply     = MaxSecrets*(MaxBytes*4/3+512) + 4096
 )
 
-// reply is the child's answer: values as base64, and errors of the other secrets. Failure
-// is about all of them.
-type reply struct {
-	Values  map[string][]byte  `json:"values,omitempty"`
-	Failed  map[string]failure `json:"failed,omitempty"`
-	Failure *failure           `json:"failure,omitempty"`
-}
-
-type failure struct {
-	Code  fail.Code `json:"code"`
-	Error string    `json:"error"`
-	Hint  string    `json:"hint,omitempty"`
-}
-
-func failureOf(err error) failure {
-	return failure{Code: fail.CodeOf(err), Error: err.Error(), Hint: fail.HintOf(err)}
-}
-
-func (f failure) err() error { return fail.New(f.Code, "%s", f.Error).WithHint("%s", f.Hint) }
-
 // Main implements the hidden command: it reads references as JSON from in, and
 // writes values or an error as JSON to out. The error that it returns is only about
 // in and out.
@@ -61,20 +41,11 @@ func Main(ctx context.Context, in io.Reader, out io.Writer, opts Options) error 
 	if err := json.NewDecoder(io.LimitReader(in, maxRequest)).Decode(&refs); err != nil {
 		return fmt.Errorf("read references: %w", err)
 	}
-	r := reply{Values: map[string][]byte{}, Failed: map[string]failure{}}
-	values, err := Resolve(ctx, refs, opts)
-	for name, v := range values {
-		r.Values[name] = []byte(v.Reveal())
+	text, err := Encode(Resolve(ctx, refs, opts))
+	if err == nil {
+		_, err = out.Write(append(text, '\n'))
 	}
-	if failed, ok := errors.AsType[Unresolved](err); ok {
-		for name, err := range failed {
-			r.Failed[name] = failureOf(err)
-		}
-	} else if err != nil {
-		f := failureOf(err)
-		r.Failure = &f
-	}
-	if err := json.NewEncoder(out).Encode(r); err != nil {
+	if err != nil {
 		return fmt.Errorf("write values: %w", err)
 	}
 	return nil
@@ -109,34 +80,20 @@ func ResolveInChild(ctx context.Context, self string, refs []Ref) (map[string]Va
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("resolve secrets: %w", ctx.Err())
 	}
-	var r reply
 	if err == nil {
-		err = json.Unmarshal([]byte(out.String()), &r)
-	}
-	if err != nil {
-		// Do not quote the child's output: it may be part of an answer.
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) && cmd.ProcessState != nil {
-			err = errors.New("its output is invalid")
-		}
-		return nil, fail.New(fail.Secret, "resolve secrets: the resolver process failed: %v", err).
-			WithHint("agent-sessionizer secrets check")
-	}
-	if r.Failure != nil {
-		return nil, r.Failure.err()
-	}
-	values := make(map[string]Value, len(refs))
-	failed := Unresolved{}
-	for _, ref := range refs {
-		if v, ok := r.Values[ref.Name]; ok {
-			values[ref.Name] = NewValue(string(v))
-		} else if f, ok := r.Failed[ref.Name]; ok {
-			failed[ref.Name] = f.err()
-		} else {
-			failed[ref.Name] = problem(ref, "the resolver process returned no value")
+		var values map[string]Value
+		values, err = Decode([]byte(out.String()), refs)
+		if !errors.Is(err, errInvalid) {
+			return values, err
 		}
 	}
-	return values, failed.orNil()
+	// Do not quote the child's output: it may be part of an answer.
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) && cmd.ProcessState != nil {
+		err = errors.New("its output is invalid")
+	}
+	return nil, fail.New(fail.Secret, "resolve secrets: the resolver process failed: %v", err).
+		WithHint("agent-sessionizer secrets check")
 }
 
 // childEnv returns the child's environment: search paths and locations, settings

@@ -14,6 +14,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -36,7 +37,15 @@ const (
 	Vault       Kind = "vault"
 	Keychain    Kind = "keychain"
 	Age         Kind = "age"
+
+	// Submitter is a task of a cluster. The host resolves its secrets on which it was submitted, and
+	// package session gets them from there. Users do not write such references.
+	Submitter Kind = "submitter"
 )
+
+// OfSubmitter reports whether only the host has a source of that kind on which a task is submitted.
+// Sources of other kinds are the same on all hosts of a cluster, or each host has its own.
+func (k Kind) OfSubmitter() bool { return slices.Contains([]Kind{Env, File, Cmd, Keychain, Age}, k) }
 
 // Ref names a secret and its source; it contains no secret itself.
 type Ref struct {
@@ -51,7 +60,7 @@ func (r Ref) Kind() Kind {
 	}
 	word, _, _ := strings.Cut(r.Source, ":")
 	switch k := Kind(word); k {
-	case Env, File, Cmd, Vault, Keychain, Age:
+	case Env, File, Cmd, Vault, Keychain, Age, Submitter:
 		return k
 	}
 	return ""
@@ -62,6 +71,12 @@ func (r Ref) rest() string {
 	_, rest, _ := strings.Cut(r.Source, ":")
 	return rest
 }
+
+// SubmitterOf returns the source of the secrets that the host resolves on which a task was submitted.
+func SubmitterOf(task string) string { return string(Submitter) + ":" + task }
+
+// Task returns the id of the task in a source of the kind Submitter.
+func (r Ref) Task() string { return r.rest() }
 
 var (
 	nameRE   = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
@@ -121,6 +136,10 @@ func ParseRef(name, source string) (Ref, error) {
 	case Keychain:
 		if service, account := r.keychain(); service == "" || account == "" {
 			return bad("keychain:service/account", "keychain: must be followed by a service, a slash and an account")
+		}
+	case Submitter:
+		if !ids.Valid(r.rest()) {
+			return bad(sourceHint, "submitter: must be followed by the id of a task")
 		}
 	default:
 		return bad(sourceHint, "the source must start with op://, env:, file:, cmd:, vault:, keychain: or age:")

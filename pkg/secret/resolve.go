@@ -169,8 +169,10 @@ func resolveOne(ctx context.Context, r Ref, timeout time.Duration) (string, erro
 		return resolveKeychain(ctx, r, timeout)
 	case Age:
 		return resolveAge(r)
-	default:
+	case Cmd:
 		return runCommand(ctx, r, timeout)
+	default:
+		return "", problem(r, "it is resolved on another host")
 	}
 }
 

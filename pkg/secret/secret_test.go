@@ -340,7 +340,7 @@ func TestResolverChildAnswersWrongly(t *testing.T) {
 	}{
 		"no JSON":          {"echo " + sentinel, fail.Secret, "its output is invalid"},
 		"half an answer":   {`echo '{"values":{"A":"U0VO'`, fail.Secret, "its output is invalid"},
-		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): the resolver process returned no value"},
+		"no value":         {`echo '{"values":{"B":"U0VO"}}'`, fail.Secret, "secret A (env): no value was returned"},
 		"an exit code":     {`echo '{"values":{"A":"U0VO"}}'; exit 3`, fail.Secret, "exit status 3"},
 		"another's code":   {`echo '{"failed":{"A":{"code":2,"error":"bad reference"}}}'`, fail.Usage, "bad reference"},
 		"one code for all": {`echo '{"failure":{"code":5,"error":"no reader"}}'`, fail.Host, "no reader"},

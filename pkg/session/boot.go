@@ -98,8 +98,8 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	}
 	if len(secrets.refs) > 0 {
 		g.Go(func() error {
-			return b.w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, _ vm.Progress) error {
-				err := Secrets{b.w.Sessions}.resolve(ctx, was, &secrets, b.w.guestSetup().redactValues)
+			return b.w.step(gctx, was.ID, "resolve secrets", func(ctx context.Context, p vm.Progress) error {
+				err := Secrets{b.w.Sessions}.resolve(ctx, was, &secrets, b.w.guestSetup().redactValues, p)
 				for _, text := range secrets.warnings() {
 					b.w.warn(ctx, was.ID, "agent-sessionizer secrets refresh "+was.Name, "%s", text)
 				}

@@ -83,19 +83,34 @@ func (s secrets) check() (warnings []string, err error) {
 	return append(warnings, secret.Warnings(s.refs)...), nil
 }
 
-// resolve reads the values. Its error is about those that the guest would have.
-func (s *secrets) resolve(ctx context.Context, self string) (err error) {
-	s.values, err = secret.ResolveInChild(ctx, self, s.refs)
-	failed, ok := errors.AsType[secret.Unresolved](err)
-	if !ok {
-		return err
-	}
-	s.failed = secret.Unresolved{}
-	for name, err := range failed {
-		if s.bound[name].Guest {
-			return failed
+// resolve reads the values; ask gets those that another host resolves. Its error is about those that
+// the guest would have.
+func (s *secrets) resolve(ctx context.Context, self string, ask func([]secret.Ref) (map[string]secret.Value, error)) error {
+	var here, there []secret.Ref
+	for _, r := range s.refs {
+		if r.Kind() == secret.Submitter {
+			there = append(there, r)
+		} else {
+			here = append(here, r)
 		}
-		s.failed[name] = err
+	}
+	s.values, s.failed = map[string]secret.Value{}, secret.Unresolved{}
+	for _, source := range []func() (map[string]secret.Value, error){
+		func() (map[string]secret.Value, error) { return secret.ResolveInChild(ctx, self, here) },
+		func() (map[string]secret.Value, error) { return ask(there) },
+	} {
+		values, err := source()
+		maps.Copy(s.values, values)
+		failed, ok := errors.AsType[secret.Unresolved](err)
+		if err != nil && !ok {
+			return err
+		}
+		for name, err := range failed {
+			if s.bound[name].Guest {
+				return failed
+			}
+			s.failed[name] = err
+		}
 	}
 	return nil
 }
@@ -150,7 +165,7 @@ func (x Secrets) Refresh(ctx context.Context, s Session, redact func(...secret.V
 		return s, nil, err
 	}
 	all.logins = x.logins(s, settings)
-	if err := x.resolve(ctx, s, &all, redact); err != nil {
+	if err := x.resolve(ctx, s, &all, redact, func(string) {}); err != nil {
 		return s, nil, err
 	}
 	conn, err := Connections{Paths: x.Sessions.Config.Paths}.Dial(ctx, s)
@@ -191,9 +206,11 @@ func (x Secrets) logins(s Session, set config.Settings) []login.Login {
 	return Logins(x.Sessions.Config.Paths, set.Logins, set.Secrets)
 }
 
-// resolve resolves the secrets of a session, and records that.
-func (x Secrets) resolve(ctx context.Context, s Session, all *secrets, redact func(...secret.Value)) error {
-	err := all.resolve(ctx, x.Sessions.Self)
+// resolve resolves the secrets of a session, and records that. It reports what it waits for.
+func (x Secrets) resolve(ctx context.Context, s Session, all *secrets, redact func(...secret.Value), report func(string)) error {
+	err := all.resolve(ctx, x.Sessions.Self, func(refs []secret.Ref) (map[string]secret.Value, error) {
+		return askSubmitter(ctx, x.Sessions.Config.Paths.SecretsSocket(), refs, submitterWait, report)
+	})
 	redact(slices.Collect(maps.Values(all.values))...)
 	names := make([]string, len(all.refs)) // sorted
 	for i, r := range all.refs {

@@ -36,6 +36,8 @@ type Claim struct {
 	Revision uint64 // of the latest entry of the task that this host knows; 0 before the first
 	Shipped  int64  // events up to this one are in the log
 	Settled  bool   // this host has nothing more to write to the log
+
+	Submitted bool // a user of this host submitted it; set by CreateTask only, whatever the log has
 }
 
 // shown limits the events that are read of the subject ?1.
@@ -257,20 +259,20 @@ func (s *Store) TaskFiles(ctx context.Context, task string) (files string, err e
 }
 
 func putClaim(ctx context.Context, tx *sql.Tx, c Claim) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO cluster_tasks (task, fence, revision, shipped, settled) VALUES (?, ?, ?, ?, ?)
-		ON CONFLICT (task) DO UPDATE SET fence = excluded.fence, revision = excluded.revision, shipped = excluded.shipped, settled = excluded.settled`,
-		c.Task, c.Fence, c.Revision, c.Shipped, c.Settled)
+	_, err := tx.ExecContext(ctx, `INSERT INTO cluster_tasks (`+claimColumns+`) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (task)
+		DO UPDATE SET fence = excluded.fence, revision = excluded.revision, shipped = excluded.shipped, settled = excluded.settled`,
+		c.Task, c.Fence, c.Revision, c.Shipped, c.Settled, c.Submitted)
 	return err
 }
 
-const claimColumns = `task, fence, revision, shipped, settled`
+const claimColumns = `task, fence, revision, shipped, settled, submitted`
 
 func claim(ctx context.Context, q queryer, task string) (Claim, error) {
 	return scanClaim(q.QueryRowContext(ctx, `SELECT `+claimColumns+` FROM cluster_tasks WHERE task = ?`, task))
 }
 
 func scanClaim(row scanner) (c Claim, err error) {
-	err = row.Scan(&c.Task, &c.Fence, &c.Revision, &c.Shipped, &c.Settled)
+	err = row.Scan(&c.Task, &c.Fence, &c.Revision, &c.Shipped, &c.Settled, &c.Submitted)
 	return c, err
 }
 

@@ -366,3 +366,31 @@ func TestClusterStatus(t *testing.T) {
 	}
 	check("at the end", store.ClusterStatus{Position: 23, Wishes: 1, Phases: map[string]int{"PENDING": 3, "RUNNING": 1}, Waiting: 2, OldestWaiting: time.UnixMilli(1000).UTC()})
 }
+
+// TestSubmitted checks that only a user of this host makes a task one that was submitted here.
+func TestSubmitted(t *testing.T) {
+	s := imported(t)
+	const own = "aaaaaaaaaaaa"
+	is := store.Task{ID: own, Name: "task", Phase: "PENDING", Desired: "run", Host: store.Waiting, Manifest: []byte(`{}`)}
+	if _, err := s.CreateTask(t.Context(), is, nil, store.Event{Kind: "submitted"}); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string) {
+		t.Helper()
+		for id, want := range map[string]bool{own: true, claimed: false} {
+			if c, _, err := s.Claim(t.Context(), id); err != nil || c.Submitted != want {
+				t.Errorf("%s: task %s was submitted here = %v, %v, want %v", when, id, c.Submitted, err, want)
+			}
+		}
+	}
+	check("at first")
+	is.Status = []byte(`{}`)
+	if err := s.Replicate(t.Context(), []store.Replica{{Task: is, Newest: 2, Revision: 11, Fence: 11}}, 11); err != nil {
+		t.Fatal(err)
+	}
+	check("after a claim")
+	if _, err := s.Reincarnate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("after its end")
+}

@@ -198,4 +198,7 @@ var schema = []string{
 		until       INTEGER NOT NULL DEFAULT 0,
 		position    INTEGER NOT NULL DEFAULT 0
 	) STRICT;`,
+
+	// Whether a user of this host submitted the task.
+	`ALTER TABLE cluster_tasks ADD COLUMN submitted INTEGER NOT NULL DEFAULT 0;`,
 }

@@ -101,7 +101,7 @@ func (s *Store) createTask(ctx context.Context, n Task, text []byte, ev Event, a
 			return err
 		}
 		if n.Host != "" {
-			if err := putClaim(ctx, tx, Claim{Task: n.ID}); err != nil {
+			if err := putClaim(ctx, tx, Claim{Task: n.ID, Submitted: true}); err != nil {
 				return err
 			}
 		}

@@ -2,12 +2,13 @@ package task
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -37,9 +38,6 @@ func (m *Manager) place(ctx context.Context, asked *manifest.Task, under *descen
 	return "", nil
 }
 
-// here are the sources of secrets that only the host has on which the task was submitted.
-var here = []string{"env", "file", "cmd", "keychain", "age"}
-
 // bound reports whether a task can run only on this host, and the field of its manifest that says so.
 func bound(asked *manifest.Task, under *descent) (field string, is bool, err error) {
 	switch {
@@ -49,11 +47,55 @@ func bound(asked *manifest.Task, under *descent) (field string, is bool, err err
 		return "vm.session", true, nil
 	case asked.VM.Workspace != "":
 		return "vm.workspace", true, nil
-	case slices.ContainsFunc(asked.Secrets, func(s manifest.Secret) bool { return slices.Contains(here, s.Source) }):
-		return "secrets", true, nil
 	}
 	ref, err := repo.Parse(asked.Repository.URL, "/")
 	return "repository.url", ref.Path != "", err
+}
+
+// SubmittersSecrets returns the references of a manifest that only the host can resolve on which the task
+// was submitted.
+func SubmittersSecrets(m *manifest.Task) (refs []secret.Ref, err error) {
+	for _, s := range m.Secrets {
+		ref, err := secret.ParseRef(s.Name, s.Ref())
+		if err != nil {
+			return nil, err
+		}
+		if ref.Kind().OfSubmitter() {
+			refs = append(refs, ref)
+		}
+	}
+	return refs, nil
+}
+
+// leaveToSubmitter makes the host resolve secrets on which a task of the cluster was submitted, where
+// only that host can. Nothing that another host wrote may name a file or a command of this one.
+func (m *Manager) leaveToSubmitter(ctx context.Context, id string, r *session.Request) error {
+	c, is, err := m.store().Claim(ctx, id)
+	if err != nil || !is || c.Submitted {
+		return err
+	}
+	for name, one := range r.Secrets {
+		if (secret.Ref{Source: one.From}).Kind().OfSubmitter() {
+			one.From = secret.SubmitterOf(id)
+			r.Secrets[name] = one
+		}
+	}
+	return nil
+}
+
+// checkRetryable refuses to submit a task of another host here, if that would resolve its secrets with
+// what this host has.
+func (m *Manager) checkRetryable(ctx context.Context, t Task) error {
+	c, is, err := m.store().Claim(ctx, t.ID)
+	if err != nil || !is || c.Submitted {
+		return err
+	}
+	refs, err := SubmittersSecrets(t.Manifest)
+	if err == nil && len(refs) > 0 {
+		err = fail.New(fail.Conflict, "only the host on which task %s was submitted has its secret %s", t.ID, refs[0].Name).
+			WithHint("agent-sessionizer task retry %s # on that host", t.ID)
+	}
+	return err
 }
 
 // awaitCluster waits until the task is as done wants it. It returns false if that takes too long.

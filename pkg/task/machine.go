@@ -79,6 +79,9 @@ func (m *machine) open(ctx context.Context, t Task) (session.Session, error) {
 		return session.Session{}, err
 	}
 	r.Task = t.ID
+	if err := m.rec.tasks.leaveToSubmitter(ctx, t.ID, &r); err != nil {
+		return session.Session{}, err
+	}
 	s, _, _, err := m.sessions.Open(ctx, r) // the submitter has seen the notices
 	return s, err
 }

@@ -279,6 +279,9 @@ func (m *Manager) Retry(ctx context.Context, t Task, o Submission) (Task, []stri
 		return Task{}, nil, fail.New(fail.Conflict, "task %s is %s; retry it after it has ended", t.ID, t.Phase).
 			WithHint("agent-sessionizer task cancel %s", t.ID)
 	}
+	if err := m.checkRetryable(ctx, t); err != nil {
+		return Task{}, nil, err
+	}
 	text, err := m.store().TaskText(ctx, t.ID)
 	if err != nil {
 		return Task{}, nil, err

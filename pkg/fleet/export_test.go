@@ -1,0 +1,4 @@
+package fleet
+
+// Digest is digest, for tests.
+var Digest = digest
