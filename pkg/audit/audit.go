@@ -45,6 +45,7 @@ const (
 	TokenAdded        Type = "token_added"
 	TokenRemoved      Type = "token_removed"
 	ExecStarted       Type = "exec_started"
+	LoginCertified    Type = "login_certified" // a user of another host may log in to a guest
 	QuestionAnswered  Type = "question_answered"
 	DashboardOpened   Type = "dashboard_opened"
 	LeaseRenewed      Type = "lease_renewed"
@@ -71,7 +72,7 @@ const (
 func Types() []Type {
 	return []Type{
 		TaskSubmitted, TaskCompleted, TaskFailed, TaskCancelled, VMProvisioned, VMDestroyed, SecretAccessed, SecretsSent,
-		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, QuestionAnswered,
+		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, LoginCertified, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 		SessionForked, WorkspaceCreated, WorkspaceAttached, WorkspaceDetached, WorkspaceResized, WorkspaceDeleted,
 		HostInvited, HostJoined, HostDrained, HostRemoved,

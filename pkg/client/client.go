@@ -17,7 +17,6 @@ import (
 	"io"
 	"iter"
 	"mime"
-	"net"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -25,11 +24,9 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/coder/websocket"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
@@ -49,6 +46,8 @@ type Client struct {
 	auth string // value of the header Authorization; "" for none
 
 	through bool // serve of this host passes requests on
+
+	logins logins
 }
 
 // Perform implements ops.Host.
@@ -338,35 +337,3 @@ func (c *Client) Read(ctx context.Context, f ops.File) (io.ReadCloser, error) {
 	}
 	return resp.Body, nil
 }
-
-// Dial implements ops.Host: it logs in to a guest through the other host.
-func (c *Client) Dial(ctx context.Context, session string, _ bool) (*ssh.Client, error) {
-	path := strings.Replace(ops.Tunnel.Path, "{id}", url.PathEscape(session), 1)
-	return ssh.Dial(ctx, ssh.Target{Tunnel: func(ctx context.Context) (net.Conn, error) { return c.tunnel(ctx, path) }})
-}
-
-func (c *Client) tunnel(ctx context.Context, path string) (net.Conn, error) {
-	o := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{}, CompressionMode: websocket.CompressionDisabled}
-	if c.auth != "" {
-		o.HTTPHeader.Set("Authorization", c.auth)
-	}
-	conn, resp, err := websocket.Dial(ctx, c.base+path, o) //nolint:bodyclose // Dial has read the body
-	if err != nil {
-		if resp != nil && resp.StatusCode >= http.StatusInternalServerError {
-			return nil, lost{c.problem(resp)}
-		}
-		if resp != nil && resp.StatusCode >= http.StatusBadRequest {
-			return nil, c.problem(resp)
-		}
-		return nil, lost{c.unreachable(err)}
-	}
-	return websocket.NetConn(context.WithoutCancel(ctx), conn, websocket.MessageBinary), nil
-}
-
-// lost is the error of a host or a guest that does not answer now. A terminal tries again.
-type lost struct{ error }
-
-func (e lost) Unwrap() error { return e.error }
-
-// Is makes the error one of a guest that does not answer.
-func (lost) Is(target error) bool { return target == ssh.ErrUnreachable }

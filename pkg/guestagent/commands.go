@@ -65,6 +65,9 @@ type call struct {
 func commands() []command {
 	return []command{
 		{"install", "", "install policy (stdin) and service, print status", 0, nil, func(ctx context.Context, c *call) error {
+			if err := boot.AllowCertificates(c.guest); err != nil {
+				return err
+			}
 			return printStatus(c.out)(netguard.Install(ctx, c.guest, c.in))
 		}},
 		{"policy", "", "replace the policy (stdin), print status", 0, nil, func(ctx context.Context, c *call) error {

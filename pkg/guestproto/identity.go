@@ -36,7 +36,7 @@ type Identity struct {
 	MachineID     string    `json:"machine_id"`     // 32 hexadecimal digits, machine-id(5)
 	BootID        string    `json:"boot_id"`        // a random UUID
 	User          string    `json:"user"`           // the user who may log in
-	AuthorizedKey string    `json:"authorized_key"` // the only key that may log in, authorized_keys form
+	AuthorizedKey string    `json:"authorized_key"` // the only key that may log in, also by certificates that it signs; authorized_keys form
 	HostKey       string    `json:"host_key"`       // sshd's, ed25519, OpenSSH's private key format
 	MAC           string    `json:"mac"`            // of the only network card
 	Time          time.Time `json:"time"`           // when the line was sent

@@ -93,17 +93,26 @@ func (e Engine) Dial(ctx context.Context, id string, shared bool) (*ssh.Client, 
 	if err := e.Caller.Check(Tunnel); err != nil {
 		return nil, err
 	}
-	s, err := e.Session(ctx, id)
+	s, err := e.Reachable(ctx, id)
 	if err != nil {
 		return nil, err
-	}
-	if s.Phase == session.Stopping || s.Phase == session.Destroying { // its agents have ended, and must not start again
-		return nil, fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
 	}
 	if shared {
 		return session.Connections{Paths: e.sessions().Config.Paths}.Dial(ctx, s)
 	}
 	return session.Connections{Paths: e.sessions().Config.Paths}.DialOwn(ctx, s)
+}
+
+// Reachable returns a session to whose guest a user may connect.
+func (e Engine) Reachable(ctx context.Context, id string) (session.Session, error) {
+	s, err := e.Session(ctx, id)
+	if err != nil {
+		return s, err
+	}
+	if s.Phase == session.Stopping || s.Phase == session.Destroying { // its agents have ended, and must not start again
+		return s, fail.New(fail.Conflict, "session %s is %s", s.Name, s.Phase).WithHint("agent-sessionizer open %s", s.Name)
+	}
+	return s, nil
 }
 
 // costly reserves the right to run a costly operation. The caller must call done.

@@ -155,13 +155,14 @@ const (
 	SessionsPath = "/api/v1/sessions"
 )
 
-// Tunnel is the part of the API that Host.Dial uses: a WebSocket that carries an SSH
-// connection to a guest.
+// Tunnel is the part of the API that Host.Dial uses after LoginSession: a WebSocket that carries
+// an SSH connection to a guest.
 var Tunnel = Spec{
 	ID: "tunnelSession", Method: http.MethodGet, Path: "/ws/sessions/{id}/ssh", Tag: "sessions", Need: Admin,
 	Status: http.StatusSwitchingProtocols, Errors: []int{404, 405, 409, 426},
-	Summary: "Log in to a session's guest over WebSocket",
-	About:   "The binary messages carry an SSH connection. The server logs in to the guest and relays the channels, so the client needs no key.",
+	Summary: "Connect to the SSH port of a session's guest over WebSocket",
+	About: "The binary messages carry the bytes of the connection, which the server cannot read: the client logs in to the guest itself, with " +
+		"the certificate of loginSession. An end that reads nothing for 2 minutes is disconnected.",
 }
 
 // SeeDocs is the hint of an error whose cause only the API's description explains.

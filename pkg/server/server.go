@@ -59,6 +59,7 @@ type Limits struct {
 	Header    time.Duration // for a request's header to arrive; 10 s
 	Body      time.Duration // for its body; 30 s
 	Write     time.Duration // for the client to receive the next part of a response; 30 s
+	Tunnel    time.Duration // for either end of a tunnel to read what the other sent; 2 min
 	Idle      time.Duration // between two requests on a connection; 2 min
 	Beat      time.Duration // between two heartbeats on a stream; 15 s
 	Shutdown  time.Duration // for running requests and commands to end; 10 s
@@ -92,6 +93,7 @@ func (l Limits) withDefaults() Limits {
 	duration(&l.Header, 10*time.Second)
 	duration(&l.Body, 30*time.Second)
 	duration(&l.Write, 30*time.Second)
+	duration(&l.Tunnel, 2*time.Minute)
 	duration(&l.Idle, 2*time.Minute)
 	duration(&l.Beat, 15*time.Second)
 	duration(&l.Shutdown, 10*time.Second)

@@ -48,6 +48,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.SendPrompt)
 	serve(s, api, ops.RunCommand)
 	serve(s, api, ops.ListWindows)
+	serve(s, api, ops.LoginSession)
 	s.terminalRoute(api)
 	serve(s, api, ops.PublishPorts)
 	serve(s, api, ops.UnpublishPort)

@@ -2,14 +2,17 @@ package server
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
@@ -17,21 +20,19 @@ func (s *Server) tunnelRoute(api huma.API) {
 	register(s, api, route{Spec: ops.Tunnel}, s.tunnel)
 }
 
-// tunnel relays a client's SSH connection to a guest. The guest's key stays on this host.
+// tunnel carries the bytes of a client's SSH connection to a guest. They are encrypted between the
+// two.
 func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, error) {
-	v, err := s.engine.Session(ctx, in.ID)
+	req := requestOf(ctx)
+	v, err := s.engine.As(req.who.Caller).Reachable(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	if v.Phase != session.Ready && v.Status.Endpoint.Addr == "" {
-		return nil, fail.New(fail.Conflict, "session %s is %s", v.Name, v.Phase).WithHint("agent-sessionizer start %s", v.Name)
-	}
-	req := requestOf(ctx)
 	st, err := eventFeed{s}.newStream(req, "ssh", subject{id: v.ID}, 0)
 	if err != nil {
 		return nil, err
 	}
-	guest, err := session.Connections{Paths: s.tasks.Sessions.Config.Paths}.DialOwn(ctx, v)
+	guest, err := session.Connections{Paths: s.tasks.Sessions.Config.Paths}.Connect(ctx, v)
 	if err != nil {
 		st.close()
 		return nil, err
@@ -47,10 +48,41 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go s.watchAccess(ctx, cancel, req.who, ops.Admin)
-		if err := guest.Tunnel(ctx, websocket.NetConn(ctx, c, websocket.MessageBinary)); err != nil {
-			s.log.DebugContext(ctx, "tunnel ended", "session", v.ID, "error", err)
-		}
+		s.carry(ctx, cancel, c, guest)
 	}}, nil
+}
+
+// carry moves bytes between a client and a guest until one of them ends, does not read for a
+// while, or ctx is done. Then it cancels ctx, and closes both.
+func (s *Server) carry(ctx context.Context, cancel func(), c *websocket.Conn, guest net.Conn) {
+	defer func() { _ = c.CloseNow() }()
+	defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
+	client := websocket.NetConn(ctx, c, websocket.MessageBinary)
+	var ways sync.WaitGroup
+	defer ways.Wait()
+	ways.Go(func() {
+		defer cancel()
+		_ = pipe.Copy(patientConn{guest, s.limits.Tunnel}, client) // either end may close at any time
+	})
+	ways.Go(func() {
+		defer cancel()
+		_ = pipe.Copy(patientConn{client, s.limits.Tunnel}, guest)
+		_ = c.Close(websocket.StatusNormalClosure, "") // after everything that the guest sent
+	})
+}
+
+// patientConn bounds how long the other end may take to read each part of what is written.
+type patientConn struct {
+	net.Conn
+	patience time.Duration
+}
+
+func (c patientConn) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.patience)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(p)
+	return n, errors.Join(err, c.SetWriteDeadline(time.Time{})) // a WebSocket also ends at a deadline between two writes
 }
 
 // watchAccess calls cancel when who no longer has the scope need, or the server ends: a token

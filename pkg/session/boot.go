@@ -464,9 +464,17 @@ func (c Connections) dial(ctx context.Context, s Session, relay string) (*ssh.Cl
 	return ssh.Dial(ctx, t)
 }
 
-func (c Connections) target(s Session, relay string) (ssh.Target, error) {
+// hasVM returns an error if there is no VM to log in to.
+func (s Session) hasVM() error {
 	if s.Status.Endpoint.Addr == "" {
-		return ssh.Target{}, fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+		return fail.New(fail.Conflict, "session %s is %s and has no VM to log in to", s.Name, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
+	}
+	return nil
+}
+
+func (c Connections) target(s Session, relay string) (ssh.Target, error) {
+	if err := s.hasVM(); err != nil {
+		return ssh.Target{}, err
 	}
 	key, err := os.ReadFile(c.keyFile(s.ID))
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Sentinel errors for callers; both are always wrapped.
+// Sentinel errors for callers; they are always wrapped.
 var (
 	// ErrHostKey reports that the server does not hold the pinned key. Callers must
 	// not retry.
@@ -33,6 +33,8 @@ var (
 	// ErrUnreachable reports that nothing answers, or that the connection was lost.
 	// Callers may retry.
 	ErrUnreachable = errors.New("the VM does not answer over SSH")
+	// ErrRejected reports that the server holds the pinned key, but does not accept the login.
+	ErrRejected = errors.New("the VM rejected the key")
 )
 
 // dialBound is how long a dial may take, including handshake and login. A login
@@ -51,17 +53,20 @@ const (
 // Target holds the address and user of a login, and the key that the server must
 // have.
 type Target struct {
-	Addr    string // "127.0.0.1:PORT"
+	Addr    string // "127.0.0.1:PORT"; with Connect, only a name for errors
 	User    string
 	Key     []byte // private key, PEM
 	HostKey string // the only accepted key, in authorized_keys format
 
+	// Certificate is for Key, in authorized_keys format; "" if the server knows Key itself.
+	Certificate string
+
 	// Relay is the socket of a relay, which Dial tries first; "" for none.
 	Relay string
 
-	// Tunnel connects to a relay at the other end of a tunnel, as Client.Tunnel serves it.
-	// Dial uses nothing else then. Tunnel has authenticated the other end.
-	Tunnel func(context.Context) (net.Conn, error)
+	// Connect opens the connection to the server, instead of dialling Addr; nil for none. The
+	// connection need not be private.
+	Connect func(context.Context) (net.Conn, error)
 
 	// Patience bounds a login, 30 s if 0. A guest that has just booted is slow,
 	// especially if others boot at the same time.
@@ -110,9 +115,6 @@ func DialBooted(ctx context.Context, t Target, waiting func() error) (*Client, e
 // Dial connects and logs in within half a minute, or within t.Patience if set. If
 // there is a relay, Dial uses its existing connection instead.
 func Dial(ctx context.Context, t Target) (*Client, error) {
-	if t.Tunnel != nil {
-		return dialTunnel(ctx, t)
-	}
 	if t.Relay != "" {
 		c, err := dialRelay(ctx, t)
 		if err == nil || ctx.Err() != nil {
@@ -120,9 +122,9 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 		}
 		slog.Debug("relay unavailable", "error", err) // a relay is optional
 	}
-	signer, err := ssh.ParsePrivateKey(t.Key)
+	signer, err := t.signer()
 	if err != nil {
-		return nil, errors.New("read the login key: must be an unencrypted private key in PEM format")
+		return nil, err
 	}
 	pinned, err := parsePinned(t.HostKey)
 	if err != nil {
@@ -131,8 +133,12 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 	bound := cmp.Or(t.Patience, dialBound)
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", t.Addr)
-	if err != nil {
+	var conn net.Conn
+	if t.Connect != nil {
+		if conn, err = t.Connect(ctx); err != nil {
+			return nil, err
+		}
+	} else if conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", t.Addr); err != nil {
 		return nil, dialError(ctx, t.Addr, bound, err)
 	}
 	// The handshake does not take a context: closing the connection ends it.
@@ -166,7 +172,7 @@ func Dial(ctx context.Context, t Target) (*Client, error) {
 			return nil, fmt.Errorf("log in at %s: %w", t.Addr, ErrHostKey)
 		case verified.Load() && ctx.Err() == nil && strings.Contains(err.Error(), "unable to authenticate"):
 			// The library has no error type for this; a test checks the text.
-			return nil, fmt.Errorf("log in at %s as %s: the VM rejected the key", t.Addr, t.User)
+			return nil, fmt.Errorf("log in at %s as %s: %w", t.Addr, t.User, ErrRejected)
 		}
 		return nil, dialError(ctx, t.Addr, bound, err)
 	}

@@ -83,29 +83,10 @@ func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	if err := peercred.Own(conn.(*net.UnixConn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return openRelayed(ctx, t, conn)
-}
-
-func dialTunnel(ctx context.Context, t Target) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialBound+relayOpen) // the other end logs in first
-	defer cancel()
-	conn, err := t.Tunnel(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return openRelayed(ctx, t, conn)
-}
-
-// openRelayed speaks to a relay over conn, which it closes on error.
-func openRelayed(ctx context.Context, t Target, conn net.Conn) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	// A stopped relay process accepts connections but never responds.
-	hello := time.Now().Add(relayHello)
-	if t.Relay == "" {
-		hello, _ = ctx.Deadline()
-	}
-	_ = conn.SetDeadline(hello)
+	_ = conn.SetDeadline(time.Now().Add(relayHello))
 	c, chans, reqs, err := ssh.NewClientConn(conn, t.Relay, &ssh.ClientConfig{
 		Config:            relayConfig(),
 		HostKeyCallback:   ssh.InsecureIgnoreHostKey(), // peercred.Own identifies the relay
@@ -138,28 +119,6 @@ func relayConfig() ssh.Config {
 type relay struct {
 	guest  *Client
 	config *ssh.ServerConfig
-}
-
-// Tunnel serves the connection to one client at the other end of conn, which the caller has
-// authenticated, until ctx is done or either connection ends. It closes both.
-func (c *Client) Tunnel(ctx context.Context, conn net.Conn) error {
-	r, err := newRelay(c)
-	if err != nil {
-		return errors.Join(err, conn.Close(), c.Close())
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-c.done:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	// The guest closes the channels of a client that is gone; one that does not is cut off.
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	r.serve(ctx, conn)
-	return c.Close()
 }
 
 func newRelay(c *Client) (*relay, error) {

@@ -74,12 +74,15 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := &xssh.ServerConfig{PublicKeyCallback: func(_ xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
-		if strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key))) != authorized {
+	// The rules of an authorized_keys file with the key, and with the key as cert-authority.
+	isAuthorized := func(key xssh.PublicKey) bool { return strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key))) == authorized }
+	rules := &xssh.CertChecker{IsUserAuthority: isAuthorized, UserKeyFallback: func(_ xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
+		if !isAuthorized(key) {
 			return nil, errors.New("not the key")
 		}
 		return nil, nil
 	}}
+	cfg := &xssh.ServerConfig{PublicKeyCallback: rules.Authenticate}
 	cfg.AddHostKey(host)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

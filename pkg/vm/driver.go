@@ -57,7 +57,7 @@ type Spec struct {
 	Disk          int64 // bytes
 	Image         Image
 	User          string // login user in the guest, uid 1000, passwordless sudo
-	AuthorizedKey string // the only key that may log in, authorized_keys form
+	AuthorizedKey string // the only key that may log in, also by certificates that it signs; authorized_keys form
 	Boot          string // shell script, run as root early in every boot, before the network is up; no secrets
 	Template      []byte // VM template that the fields above override; nil means the driver's own
 	ExternalNet   bool   // the VM's only network card ends in Driver.NetSockets, not in a network of the VM manager

@@ -28,7 +28,7 @@ echo "host-key $(cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub)"
 echo "mac $(cat /sys/class/net/e*/address)"
 echo "random $(head -c 24 /dev/urandom | base64)"
 echo "uuid $(cat /proc/sys/kernel/random/uuid)"
-echo "login-key $(cat /etc/ssh/agent-sessionizer/agent)"
+echo "login-key $(head -n 1 /etc/ssh/agent-sessionizer/agent)"
 `
 
 const wholeDisk = `[ $(df -BM --output=size / | tail -1 | tr -dc 0-9) -gt 7000 ]`

@@ -9,6 +9,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
@@ -63,13 +65,40 @@ func publicKey(private string) (string, error) {
 	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(signer.PublicKey()))), nil
 }
 
-// allow lets a user log in with one key.
+// allow lets a user log in with one key, and with the certificates that its owner signs.
 func allow(g sys.Guest, user, key string) error {
 	return errors.Join(
-		place(g, loginKeys+"/"+user, key+"\n", 0o644),
+		place(g, loginKeys+"/"+user, withAuthority(key), 0o644),
 		// The boot script of other guests writes the same line.
 		place(g, "/etc/ssh/sshd_config.d/10-agent-sessionizer.conf", "AuthorizedKeysFile "+loginKeys+"/%u .ssh/authorized_keys\n", 0o644),
 	)
+}
+
+// withAuthority returns the lines that allow one key and its certificates. The boot script of
+// other guests writes the same lines.
+func withAuthority(key string) string { return key + "\ncert-authority " + key + "\n" }
+
+// AllowCertificates lets users log in with certificates of their keys, where an earlier version
+// of the boot script or of this program allowed only the keys. The next boot may undo that.
+func AllowCertificates(g sys.Guest) error {
+	files, err := os.ReadDir(g.Path(loginKeys))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		name := loginKeys + "/" + f.Name()
+		key, err := loginKey(g.Text(name))
+		if err != nil { // it has more than the key
+			continue
+		}
+		if err := place(g, name, withAuthority(key), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // loginKey checks an authorized key and returns it without its comment.

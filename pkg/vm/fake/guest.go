@@ -133,11 +133,18 @@ func (g *guest) sshd() (*xssh.ServerConfig, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("read authorized key: %w", err)
 	}
-	cfg := &xssh.ServerConfig{PublicKeyCallback: func(c xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
-		if c.User() != g.spec.User || !bytes.Equal(key.Marshal(), allowed.Marshal()) {
+	isAllowed := func(key xssh.PublicKey) bool { return bytes.Equal(key.Marshal(), allowed.Marshal()) }
+	logins := &xssh.CertChecker{IsUserAuthority: isAllowed, UserKeyFallback: func(_ xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
+		if !isAllowed(key) {
 			return nil, errors.New("not authorized")
 		}
 		return nil, nil
+	}}
+	cfg := &xssh.ServerConfig{PublicKeyCallback: func(c xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
+		if c.User() != g.spec.User {
+			return nil, errors.New("not authorized")
+		}
+		return logins.Authenticate(c, key)
 	}}
 	cfg.AddHostKey(host)
 	return cfg, strings.TrimSpace(string(xssh.MarshalAuthorizedKey(host.PublicKey()))), nil

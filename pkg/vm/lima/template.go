@@ -267,7 +267,7 @@ func checkSealed(inst *store.Instance, home string) error {
 }
 
 // bootScript returns what every boot runs before sshd starts: it allows the caller's
-// key, then runs the caller's script. Lima trims every line of a boot script, drops
+// key and its certificates, then runs the caller's script. Lima trims every line of a boot script, drops
 // the empty ones and expands {{ }} in it. Scripts are therefore encoded as base64 and
 // run from a file. /run may be mounted noexec, hence the explicit interpreter.
 func bootScript(s vm.Spec) (string, error) {
@@ -277,13 +277,14 @@ func bootScript(s vm.Spec) (string, error) {
 		if err != nil || len(options) > 0 || len(rest) > 0 {
 			return "", fail.New(fail.Usage, "VM %s: the authorized key must be one public key", s.Name)
 		}
+		authorized := strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))
 		out = append(out, run("key", "/bin/sh", fmt.Sprintf(`
 set -eu
 umask 022
 mkdir -p /etc/ssh/agent-sessionizer /etc/ssh/sshd_config.d
-printf '%%s\n' '%s' >/etc/ssh/agent-sessionizer/%s
+printf '%%s\n' '%s' '%s' >/etc/ssh/agent-sessionizer/%s
 printf '%%s\n' 'AuthorizedKeysFile /etc/ssh/agent-sessionizer/%%u .ssh/authorized_keys' >/etc/ssh/sshd_config.d/10-agent-sessionizer.conf
-`, strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))), s.User)))
+`, authorized, "cert-authority "+authorized, s.User)))
 	}
 	if s.Boot != "" {
 		out = append(out, run("boot", interpreter(s.Boot), s.Boot))
