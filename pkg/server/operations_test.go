@@ -219,6 +219,16 @@ func checkSessions(as func(ops.Scope) host) {
 	renew.Body.For = "soon"
 	refused(h, fail.Usage, ops.RenewLease, renew)
 
+	login := ops.LoginRequest{SessionPath: at}
+	_, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	login.Body.PublicKey = public
+	refused(reader, fail.Policy, ops.LoginSession, login)
+	refused(h, fail.Conflict, ops.LoginSession, login) // it has no VM
+	refused(h, fail.NotFound, ops.LoginSession, ops.LoginRequest{SessionPath: ops.SessionPath{ID: "0123456789ab"}, Body: login.Body})
+
 	keep := ops.CheckpointRequest{SessionPath: at}
 	kept := ops.CheckpointPath{SessionPath: at, Name: "one"}
 	refused(reader, fail.Policy, ops.CreateCheckpoint, keep)

@@ -55,8 +55,10 @@ func (s *Server) tunnel(ctx context.Context, in *ops.SessionPath) (*bodyOutput, 
 // carry moves bytes between a client and a guest until one of them ends, does not read for a
 // while, or ctx is done. Then it cancels ctx, and closes both.
 func (s *Server) carry(ctx context.Context, cancel func(), c *websocket.Conn, guest net.Conn) {
-	defer func() { _ = c.CloseNow() }()
-	defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
+	defer context.AfterFunc(ctx, func() {
+		_ = c.CloseNow()
+		_ = guest.Close()
+	})()
 	client := websocket.NetConn(ctx, c, websocket.MessageBinary)
 	var ways sync.WaitGroup
 	defer ways.Wait()
@@ -66,8 +68,9 @@ func (s *Server) carry(ctx context.Context, cancel func(), c *websocket.Conn, gu
 	})
 	ways.Go(func() {
 		defer cancel()
-		_ = pipe.Copy(patientConn{client, s.limits.Tunnel}, guest)
-		_ = c.Close(websocket.StatusNormalClosure, "") // after everything that the guest sent
+		if pipe.Copy(patientConn{client, s.limits.Tunnel}, guest) == nil {
+			_ = c.Close(websocket.StatusNormalClosure, "") // after everything that the guest sent
+		}
 	})
 }
 

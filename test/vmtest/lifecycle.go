@@ -248,6 +248,25 @@ func (h Harness) login(t *testing.T, spec vm.Spec, ep vm.Endpoint) {
 		_ = c.Close()
 		t.Error("login with a foreign key = nil, want an error")
 	}
+	certified := intruder
+	if certified.Certificate, err = ssh.Certify(h.Key, public, ep.User, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ssh.Dial(t.Context(), certified); err != nil {
+		t.Errorf("login with a certificate of the key = %v, want success", err)
+	} else {
+		if got := output(t, c, "echo $USER"); got != spec.User {
+			t.Errorf("user with a certificate = %q, want %q", got, spec.User)
+		}
+		_ = c.Close()
+	}
+	if certified.Certificate, err = ssh.Certify(h.Key, public, ep.User, time.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ssh.Dial(t.Context(), certified); err == nil {
+		_ = c.Close()
+		t.Error("login with an expired certificate = nil, want an error")
+	}
 	mistaken := h.target(ep)
 	mistaken.HostKey = public
 	if _, err := ssh.Dial(t.Context(), mistaken); !errors.Is(err, ssh.ErrHostKey) {

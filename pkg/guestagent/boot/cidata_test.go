@@ -189,6 +189,45 @@ func TestLoginKeys(t *testing.T) {
 	}
 }
 
+func TestAllow(t *testing.T) {
+	const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ+cSFdCrF0rLFtdxTdpHR2DPjPBTYXZfJoTJ7gvRPAL"
+	const both = key + "\ncert-authority " + key + "\n"
+	g := sys.Guest{Root: t.TempDir(), Fake: true}
+	if err := AllowCertificates(g); err != nil {
+		t.Errorf("AllowCertificates without login keys = %v, want nil", err)
+	}
+	if err := allow(g, "agent", key); err != nil {
+		t.Fatal(err)
+	}
+	read := func(name string) string {
+		t.Helper()
+		text, err := os.ReadFile(g.Path(loginKeys + "/" + name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if got := read("agent"); got != both {
+		t.Errorf("login keys = %q, want %q", got, both)
+	}
+	// What an earlier version wrote, and what is none of ours.
+	for name, text := range map[string]string{"old": key + "\n", "foreign": "command=\"sh\" " + key + "\n", "two": key + "\n" + key + "\n", "empty": ""} {
+		if err := os.WriteFile(g.Path(loginKeys+"/"+name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := AllowCertificates(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{"agent": both, "old": both, "foreign": "command=\"sh\" " + key + "\n", "two": key + "\n" + key + "\n", "empty": ""} {
+		if got := read(name); got != want {
+			t.Errorf("login keys of %s = %q, want %q", name, got, want)
+		}
+	}
+}
+
 func FuzzUserData(f *testing.F) {
 	f.Add([]byte(limaUserData))
 	f.Add([]byte("#cloud-config\nbootcmd: [[a, [b]], c]\n"))

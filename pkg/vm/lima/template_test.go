@@ -188,8 +188,8 @@ func TestBootScriptTravelsUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.Fields(lines[0])[3])
-	if err != nil || !strings.Contains(string(key), testKey) {
-		t.Errorf("decoded key = %q, %v, want %q in it", key, err, testKey)
+	if want := "'" + testKey + "' 'cert-authority " + testKey + "' >/etc/ssh/agent-sessionizer/agent\n"; err != nil || !strings.Contains(string(key), want) {
+		t.Errorf("decoded key = %q, %v, want %q in it", key, err, want)
 	}
 }
 
