@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
 const (
@@ -83,6 +84,7 @@ func (c *Client) login(ctx context.Context, id string) (l login, used bool, err 
 		}
 		return l, false, err
 	}
+	l.User = termtext.Line(l.User) // errors show it
 	c.logins.add(id, l)
 	return l, false, nil
 }
