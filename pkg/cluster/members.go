@@ -132,8 +132,11 @@ func (m *Members) use(ctx context.Context, token, nkey string, now time.Time) (I
 }
 
 // All returns all members, also those that were removed.
-func (m *Members) All(ctx context.Context) (all []Membership, err error) {
-	for r, err := range m.members.each(ctx) {
+func (m *Members) All(ctx context.Context) ([]Membership, error) { return m.changed(ctx, 0) }
+
+// changed returns the members that were added or changed after a sequence number.
+func (m *Members) changed(ctx context.Context, after uint64) (all []Membership, err error) {
+	for r, err := range m.members.each(ctx, after) {
 		is, err := membership(r, err)
 		if err != nil {
 			return nil, err
@@ -145,7 +148,7 @@ func (m *Members) All(ctx context.Context) (all []Membership, err error) {
 
 // Invitations returns all invitations, also those that were used. It is for cores.
 func (m *Members) Invitations(ctx context.Context) (all []Invitation, err error) {
-	for r, err := range m.invitations.each(ctx) {
+	for r, err := range m.invitations.each(ctx, 0) {
 		i, err := invitation(r, err)
 		if err != nil {
 			return nil, err

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -251,7 +253,7 @@ func (n *Node) Close() {
 }
 
 // refreshEvery is how often a node asks for changes of the members, in addition to each change that it
-// is notified of. A core reads all of them each time: an invitation expires without a change.
+// is notified of: an invitation expires without one.
 const refreshEvery = 15 * time.Second
 
 // Serve does this host's part until ctx ends: it follows the members, and on a core admits invited
@@ -308,19 +310,20 @@ func (n *Node) refresh(ctx context.Context) error {
 		return err
 	}
 	n.mu.Lock()
-	seen := n.seen
+	by, seen := maps.Clone(n.members), n.seen
 	n.mu.Unlock()
-	if n.core == nil && newest == seen { // all hosts read all members otherwise, again and again
-		return nil
+	if newest != seen { // otherwise all hosts read all members again and again
+		some, err := n.Members.changed(ctx, seen)
+		if err != nil {
+			return err
+		}
+		for _, m := range some {
+			by[m.Nkey] = m
+		}
 	}
-	members, err := n.Members.All(ctx)
-	if err != nil {
-		return err
-	}
-	by := map[string]Membership{}
+	members := slices.SortedFunc(maps.Values(by), func(a, b Membership) int { return cmp.Compare(a.Seq, b.Seq) })
 	var addrs []string
 	for _, m := range members {
-		by[m.Nkey] = m
 		if m.Addr != "" && m.Removed.IsZero() {
 			addrs = append(addrs, m.Addr)
 		}

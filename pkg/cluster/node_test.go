@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -236,9 +236,9 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	var reads, removals atomic.Int64
-	for what, n := range map[string]*atomic.Int64{"CREATE": &reads, "DELETE": &removals} {
-		if _, err := nc.Subscribe("$JS.API.CONSUMER."+what+".MEMBERS.>", func(*nats.Msg) { n.Add(1) }); err != nil {
+	reads, removals := make(chan *nats.Msg, 100), make(chan *nats.Msg, 100)
+	for what, requests := range map[string]chan *nats.Msg{"CREATE": reads, "DELETE": removals} {
+		if _, err := nc.ChanSubscribe("$JS.API.CONSUMER."+what+".MEMBERS.>", requests); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -259,8 +259,12 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 	if !two.Drained() {
 		t.Error("Drained after the change = false, want true")
 	}
-	testenv.WaitFor(t, "the removal of the consumer", func() bool { return removals.Load() > 0 })
-	if n := reads.Load(); n != 1 {
-		t.Errorf("reads of the members = %d, want 1, after their one change", n)
+	testenv.WaitFor(t, "the removal of the consumer", func() bool { return len(removals) > 0 })
+	if len(reads) != 1 {
+		t.Fatalf("reads of the members = %d, want 1, after their one change", len(reads))
+	}
+	// Their records are those of "one" and "two", and the change of "two".
+	if m := <-reads; !strings.Contains(string(m.Data), `"opt_start_seq":3,`) {
+		t.Errorf("read = %s, want one of the change alone", m.Data)
 	}
 }

@@ -203,13 +203,16 @@ const eachExpiry = 2 * time.Second
 // eachInactive is how long the server keeps a consumer of each whose host has ended.
 const eachInactive = time.Minute
 
-// each yields the latest record of every id, up to now. An error is the last item, unless it is
+// each yields the latest record of every id whose latest one has a sequence number above after, up to
+// now. For an after above 0, the stream must keep one record of each id. An error is the last item, unless it is
 // ErrDamaged, wrapped: it is about that record.
-func (r records) each(ctx context.Context) iter.Seq2[record, error] {
+func (r records) each(ctx context.Context, after uint64) iter.Seq2[record, error] {
 	return func(yield func(record, error) bool) {
-		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, InactiveThreshold: eachInactive,
-		})
+		o := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, InactiveThreshold: eachInactive}
+		if after > 0 {
+			o.DeliverPolicy, o.OptStartSeq = jetstream.DeliverByStartSequencePolicy, after+1
+		}
+		c, err := r.stream.OrderedConsumer(ctx, o)
 		if err != nil {
 			yield(record{}, fmt.Errorf("read the cluster's stream %s: %w", r.name, err))
 			return
