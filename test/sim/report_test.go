@@ -23,11 +23,8 @@ type result struct {
 	rss          int64 // of the largest core at the end
 }
 
-func (r result) cpu() float64      { return 1e3 * r.busy.cpu.Seconds() / float64(r.ran) } // ms for each task
-func (r result) messages() float64 { return float64(r.busy.in+r.busy.out) / float64(r.ran) }
-
-// column is a figure of the table and of the plot.
-type column struct {
+// row is a figure of the table, and perhaps of the plot.
+type row struct {
 	title  string
 	format string
 	of     func(result) float64
@@ -39,51 +36,75 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 func share(r result, n float64) float64 { return n / r.idle.at.Seconds() / float64(r.hosts) }
 
 var (
-	taskColumns = []column{
-		{"hosts", "%.0f", func(r result) float64 { return float64(r.hosts) }},
-		{"of them follow the log", "%.0f", func(r result) float64 { return float64(r.followers) }},
+	claims   = row{"claimed, 1/s", "%.0f", func(r result) float64 { return r.log.claims }}
+	placed50 = row{"from submission to a host, p50, ms", "%.0f", func(r result) float64 { return ms(percentile(r.log.idle, 50)) }}
+	placed99 = row{"from submission to a host, p99, ms", "%.0f", func(r result) float64 { return ms(percentile(r.log.idle, 99)) }}
+	cpu      = row{"a task: CPU of the core, ms", "%.1f", func(r result) float64 { return 1e3 * r.busy.cpu.Seconds() / float64(r.ran) }}
+	messages = row{"a task: messages to and from the core", "%.0f", func(r result) float64 { return float64(r.busy.in+r.busy.out) / float64(r.ran) }}
+
+	rows = []row{
+		{"hosts that follow the log", "%.0f", func(r result) float64 { return float64(r.followers) }},
 		{"tasks", "%.0f", func(r result) float64 { return float64(r.tasks) }},
 		{"submitted, 1/s", "%.0f", func(r result) float64 { return r.submitted }},
-		{"claimed, 1/s", "%.0f", func(r result) float64 { return r.log.claims }},
-		{"to a host, p50, ms", "%.1f", func(r result) float64 { return ms(percentile(r.log.idle, 50)) }},
-		{"to a host, p99, ms", "%.1f", func(r result) float64 { return ms(percentile(r.log.idle, 99)) }},
-		{"CPU of the core, ms a task", "%.1f", result.cpu},
-		{"CPU of all hosts, ms a task", "%.0f", func(r result) float64 { return 1e3 * r.busy.hosts.Seconds() / float64(r.ran) }},
-		{"messages a task", "%.0f", result.messages},
-		{"from the core, kB a task", "%.0f", func(r result) float64 { return float64(r.busy.sent) / float64(r.ran) / 1e3 }},
-		{"entries a task", "%.1f", func(r result) float64 { return float64(r.log.entries) / float64(r.tasks) }},
-		{"core's streams, kB a task", "%.1f", func(r result) float64 { return float64(r.busy.disk) / float64(r.ran) / 1e3 }},
-	}
-	hostColumns = []column{
-		taskColumns[0],
-		{"CPU of the core, ms/s", "%.2f", func(r result) float64 { return 1e3 * share(r, r.idle.cpu.Seconds()) }},
-		{"messages to the core, 1/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.in)) }},
-		{"messages from it, 1/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.out)) }},
-		{"from it, kB/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.sent)) / 1e3 }},
-		{"requests to JetStream, 1/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.requests)) }},
-		{"written by the core, kB/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.written)) / 1e3 }},
-		{"memory of the core at the end, MB", "%.0f", func(r result) float64 { return float64(r.rss) / 1e6 }},
+		claims, placed50, placed99, cpu,
+		{"a task: CPU of all hosts, ms", "%.0f", func(r result) float64 { return 1e3 * r.busy.hosts.Seconds() / float64(r.ran) }},
+		messages,
+		{"a task: from the core, kB", "%.0f", func(r result) float64 { return float64(r.busy.sent) / float64(r.ran) / 1e3 }},
+		{"a task: entries in the log", "%.1f", func(r result) float64 { return float64(r.log.entries) / float64(r.tasks) }},
+		{"a task: on the core's disk, kB", "%.1f", func(r result) float64 { return float64(r.busy.disk) / float64(r.ran) / 1e3 }},
+		{"an idle host: CPU of the core, ms/s", "%.2f", func(r result) float64 { return 1e3 * share(r, r.idle.cpu.Seconds()) }},
+		{"an idle host: messages to the core, 1/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.in)) }},
+		{"an idle host: messages from the core, 1/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.out)) }},
+		{"an idle host: from the core, kB/s", "%.2f", func(r result) float64 { return share(r, float64(r.idle.sent)) / 1e3 }},
+		{"an idle host: requests to JetStream, 1/s", "%.2f", func(r result) float64 { return share(r, float64(r.idle.requests)) }},
+		{"an idle host: written by the core, kB/s", "%.1f", func(r result) float64 { return share(r, float64(r.idle.written)) / 1e3 }},
+		{"the core: consumers", "%.0f", func(r result) float64 { return float64(r.idle.consumers) }},
+		{"the core: memory at the end (RSS), MB", "%.0f", func(r result) float64 { return float64(r.rss) / 1e6 }},
 		{"joined, hosts/s", "%.1f", func(r result) float64 { return float64(r.hosts) / r.join.Seconds() }},
 	}
 )
 
-func grid(columns []column, all []result) string {
-	var b strings.Builder
-	for _, c := range columns {
-		b.WriteString("| " + c.title + " ")
+// table has a column for each fleet.
+func table(all []result) string {
+	lines := make([][]string, len(rows)+2)
+	add := func(line int, cell string) { lines[line] = append(lines[line], cell) }
+	add(0, "")
+	for i, r := range rows {
+		add(i+2, r.title)
 	}
-	b.WriteString("|\n" + strings.Repeat("|---:", len(columns)) + "|\n")
 	for _, r := range all {
-		for _, c := range columns {
-			fmt.Fprintf(&b, "| "+c.format+" ", c.of(r))
+		add(0, fmt.Sprintf("%d hosts", r.hosts))
+		for i, row := range rows {
+			add(i+2, fmt.Sprintf(row.format, row.of(r)))
 		}
-		b.WriteString("|\n")
+	}
+	for column := range lines[0] {
+		width := 0
+		for _, line := range lines {
+			if len(line) > column {
+				width = max(width, len(line[column]))
+			}
+		}
+		rule := strings.Repeat("-", width+1) + ":"
+		if column == 0 {
+			rule = strings.Repeat("-", width+2)
+		}
+		add(1, rule)
+		for i := range lines {
+			switch {
+			case i == 1:
+			case column == 0:
+				lines[i][column] = fmt.Sprintf(" %-*s ", width, lines[i][column])
+			default:
+				lines[i][column] = fmt.Sprintf(" %*s ", width, lines[i][column])
+			}
+		}
+	}
+	var b strings.Builder
+	for _, line := range lines {
+		b.WriteString("|" + strings.Join(line, "|") + "|\n")
 	}
 	return b.String()
-}
-
-func table(all []result) string {
-	return "\n" + grid(taskColumns, all) + "\nEach idle host costs:\n\n" + grid(hostColumns, all)
 }
 
 // These mark the result in the document.
@@ -105,7 +126,7 @@ func document(dir string, all []result) error {
 	if !ok || !end {
 		return fmt.Errorf("%s has no place for the result", file)
 	}
-	is := before + markBegin + table(all) + "\n![What a task costs as the fleet grows](" + plotFile + ")\n\n" + markEnd + after
+	is := before + markBegin + "\n" + table(all) + "\n![What a task costs as the fleet grows](" + plotFile + ")\n\n" + markEnd + after
 	if err := os.WriteFile(file, []byte(is), 0o644); err != nil {
 		return err
 	}
@@ -131,12 +152,12 @@ func plot(measured []result) string {
 	}
 	panels := []struct {
 		title  string
-		series []column
+		series []row
 	}{
-		{"claimed tasks per second", []column{taskColumns[4]}},
-		{"from submission to a host, ms", []column{{title: "p50", of: taskColumns[5].of}, {title: "p99", of: taskColumns[6].of}}},
-		{"CPU of the core, ms a task", []column{taskColumns[7]}},
-		{"messages a task", []column{taskColumns[9]}},
+		{"claimed tasks per second", []row{claims}},
+		{"from submission to a host, ms", []row{{title: "p50", of: placed50.of}, {title: "p99", of: placed99.of}}},
+		{"CPU of the core, ms a task", []row{cpu}},
+		{"messages a task", []row{messages}},
 	}
 	width, height := panelLeft+panelWidth, panelTop+panelHeight+panelBottom
 	var b strings.Builder
@@ -151,7 +172,7 @@ func plot(measured []result) string {
 	return b.String()
 }
 
-func drawPanel(b *strings.Builder, title string, series []column, all []result) {
+func drawPanel(b *strings.Builder, title string, series []row, all []result) {
 	most, low, high := 0.0, math.Inf(1), 0.0
 	for _, r := range all {
 		low, high = min(low, math.Log10(float64(r.hosts))), max(high, math.Log10(float64(r.hosts)))
