@@ -51,7 +51,7 @@ func runCore(ctx context.Context, args []string) error {
 	defer n.Close()
 	name := n.State.Name
 	host := fleet.Host{
-		Tasks: &fleet.Tasks{Name: name, Tasks: n.Tasks, Queue: n.Queue, Store: s, Log: log}, Hosts: n.Hosts, Core: true, Log: log,
+		Tasks: &fleet.Tasks{Name: name, Tasks: n.Tasks, Entries: n.Entries, Queue: n.Queue, Store: s, Log: log}, Hosts: n.Hosts, Core: true, Log: log,
 		Describe: func(context.Context) (cluster.Host, error) {
 			return cluster.Host{Name: name, Drained: true}, nil
 		},
@@ -324,16 +324,17 @@ type logged struct {
 	entries int
 	bytes   int64
 	idle    []time.Duration // from the submission to the claim, of tasks for which a host had room; sorted
-	claims  float64         // per second, of those that waited
+	claims  float64         // per second, of the middle 90 % of those that waited
+	tail    time.Duration   // from then to the last claim
 }
 
-// readLog reads the whole log, and checks that each task was claimed once and has ended well. The
-// first of the tasks were submitted while hosts had room.
-func (c *cores) readLog(t *testing.T, ids []string, trickle int) (l logged) {
+// readLog reads the whole log, and checks that each task was claimed once and has ended well. While
+// the tasks from, up to to, were submitted, hosts had room.
+func (c *cores) readLog(t *testing.T, ids []string, from, to int) (l logged) {
 	t.Helper()
-	first := map[string]bool{}
-	for _, id := range ids[:trickle] {
-		first[id] = true
+	order := map[string]int{}
+	for i, id := range ids {
+		order[id] = i
 	}
 	stream, err := c.js.Stream(t.Context(), "TASKS")
 	if err != nil {
@@ -376,10 +377,11 @@ func (c *cores) readLog(t *testing.T, ids []string, trickle int) (l logged) {
 			submitted[id] = meta.Timestamp
 		case cluster.Claimed:
 			claimed[id]++
-			if first[id] {
-				l.idle = append(l.idle, meta.Timestamp.Sub(submitted[id]))
-			} else {
+			switch i := order[id]; {
+			case i >= to:
 				claims = append(claims, meta.Timestamp)
+			case i >= from:
+				l.idle = append(l.idle, meta.Timestamp.Sub(submitted[id]))
 			}
 		case cluster.Reported:
 			completed[id] = is.Body.Data.Row.Phase == string(task.Completed)
@@ -395,7 +397,9 @@ func (c *cores) readLog(t *testing.T, ids []string, trickle int) (l logged) {
 	}
 	l.idle = sorted(l.idle)
 	if n := len(claims); n > 1 { // the log is ordered by time
-		l.claims = float64(n-1) / claims[n-1].Sub(claims[0]).Seconds()
+		from, to := n/20, n-1-n/20
+		l.claims = float64(to-from) / claims[to].Sub(claims[from]).Seconds()
+		l.tail = claims[n-1].Sub(claims[to])
 	}
 	return l
 }

@@ -145,7 +145,7 @@ func (h *machine) serve(ctx context.Context) {
 	defer h.node.Close()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", h.name)
 	host := fleet.Host{
-		Tasks: &fleet.Tasks{Name: h.name, Tasks: h.node.Tasks, Queue: h.node.Queue, Store: h.store, Log: log}, Hosts: h.node.Hosts, Log: log,
+		Tasks: &fleet.Tasks{Name: h.name, Tasks: h.node.Tasks, Entries: h.node.Entries, Queue: h.node.Queue, Store: h.store, Log: log}, Hosts: h.node.Hosts, Log: log,
 		Describe: h.describe, Wake: h.wake, Abandon: func(context.Context, []string) error { return nil },
 	}
 	var all sync.WaitGroup
