@@ -75,7 +75,9 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...
 		t.Fatal(err)
 	}
 	// The rules of an authorized_keys file with the key, and with the key as cert-authority.
-	isAuthorized := func(key xssh.PublicKey) bool { return strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key))) == authorized }
+	isAuthorized := func(key xssh.PublicKey) bool {
+		return strings.TrimSpace(string(xssh.MarshalAuthorizedKey(key))) == authorized
+	}
 	rules := &xssh.CertChecker{IsUserAuthority: isAuthorized, UserKeyFallback: func(_ xssh.ConnMetadata, key xssh.PublicKey) (*xssh.Permissions, error) {
 		if !isAuthorized(key) {
 			return nil, errors.New("not the key")
