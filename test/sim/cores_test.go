@@ -30,8 +30,8 @@ import (
 
 const coreCommand = "core"
 
-// runCore does what the process of a core does: the cluster's part of serve, on a host that takes no
-// task. It ends with its input.
+// runCore runs a core: the cluster's part of serve, on a host that takes no task. It ends
+// with its input.
 func runCore(ctx context.Context, args []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
