@@ -325,15 +325,17 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 			return q.offer(m), true, nil
 		}
 	}
-	// Now whichever is first, from any of them.
+	// Now whichever is first, from any of them. The others are not given up, because an offer that the
+	// server has sent here would wait for ackWait.
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	offers := make(chan Offer)
+	end := time.NewTimer(wait)
+	defer end.Stop()
+	offers, over := make(chan Offer), make(chan struct{})
+	defer close(over)
 	var asking sync.WaitGroup
 	for _, c := range lines {
 		asking.Go(func() {
-			batch, err := c.Fetch(1, jetstream.FetchContext(ctx))
+			batch, err := c.Fetch(1, jetstream.FetchMaxWait(wait))
 			if err != nil {
 				return
 			}
@@ -341,27 +343,29 @@ func (q *Queue) Take(ctx context.Context, h Host, wait time.Duration) (Offer, bo
 				o := q.offer(m)
 				select {
 				case offers <- o:
-				case <-ctx.Done():
-					_ = o.Return() // otherwise another host gets it after ackWait
+				case <-over:
+					_ = o.Return()
 				}
 			}
 		})
 	}
-	go func() { asking.Wait(); close(offers) }()
-	if len(lines) == 0 { // a need that this host meets may appear
-		<-ctx.Done()
-		return Offer{}, false, nil
+	var o Offer
+	ok := false
+	if len(lines) > 0 { // otherwise, a need that this host meets may appear
+		go func() { asking.Wait(); close(offers) }()
+		select {
+		case o, ok = <-offers:
+		case <-ctx.Done():
+		}
 	}
-	o, ok := <-offers
 	if !ok && time.Since(began) < wait/2 { // the server refused: the line has ended, or there is no leader
 		q.mu.Lock()
 		q.at = time.Time{}
 		q.mu.Unlock()
-		<-ctx.Done()
-	}
-	cancel()
-	for late := range offers {
-		_ = late.Return()
+		select {
+		case <-end.C:
+		case <-ctx.Done():
+		}
 	}
 	return o, ok, nil
 }
