@@ -121,13 +121,9 @@ func (a *App) hosts(ctx context.Context, h ops.Host) (all hosts, ok bool, err er
 	return all, true, err
 }
 
-// find returns a host of the cluster by its name.
-func (all hosts) find(name string) (fleet.HostView, bool) {
-	i := slices.IndexFunc(all.others, func(h fleet.HostView) bool { return h.Name == name })
-	if i < 0 {
-		return fleet.HostView{}, false
-	}
-	return all.others[i], true
+// has reports whether the cluster has another host of that name.
+func (all hosts) has(name string) bool {
+	return slices.ContainsFunc(all.others, func(h fleet.HostView) bool { return h.Name == name })
 }
 
 // answer is what one host of the cluster answered.
@@ -210,7 +206,7 @@ func (a *App) Sessions(ctx context.Context, h ops.Host) (sessions []HostSession,
 func (a *App) OnHost(ctx context.Context, h ops.Host, what string) (ops.Host, string, error) {
 	name, rest, ok := strings.Cut(what, ":")
 	if !ok || rest == "" || strings.HasPrefix(rest, "/") || cluster.CheckName(name) != nil {
-		return h, what, nil
+		return h, what, nil //nolint:nilerr // it has another form
 	}
 	all, ok, err := a.hosts(ctx, h)
 	switch {
@@ -219,7 +215,7 @@ func (a *App) OnHost(ctx context.Context, h ops.Host, what string) (ops.Host, st
 	case ok && name == all.own:
 		return h, rest, nil
 	}
-	if _, found := all.find(name); !found {
+	if !all.has(name) {
 		return h, what, nil // perhaps the URL of a repository
 	}
 	on, err := newOtherHost(all.paths, name)
@@ -232,8 +228,7 @@ func (a *App) IsHost(ctx context.Context, name string) bool {
 		return false
 	}
 	all, ok, err := a.hosts(ctx, ops.Engine{})
-	_, found := all.find(name)
-	return err == nil && ok && (found || name == all.own)
+	return err == nil && ok && (all.has(name) || name == all.own)
 }
 
 // Find finds a session as FindSession does, or as FindExact does if exact is set. Beyond them, it
@@ -320,7 +315,7 @@ func (a *App) ChooseHost(ctx context.Context, h ops.Host, name, image string) (o
 	if name == all.own {
 		return h, nil
 	}
-	if _, found := all.find(name); !found {
+	if !all.has(name) {
 		return nil, fail.New(fail.NotFound, "no host %q in the cluster", name).WithHint("agent-sessionizer cluster list")
 	}
 	return newOtherHost(all.paths, name)
