@@ -66,6 +66,7 @@ const (
 	HostJoined  Type = "host_joined"
 	HostDrained Type = "host_drained"
 	HostRemoved Type = "host_removed"
+	HostLeft    Type = "host_left"
 )
 
 // Types returns all types.
@@ -75,7 +76,7 @@ func Types() []Type {
 		SessionReconciled, OrphanRemoved, TokenAdded, TokenRemoved, ExecStarted, LoginCertified, QuestionAnswered,
 		DashboardOpened, LeaseRenewed, LeaseEnded, CheckpointCreated, CheckpointRemoved, CheckpointRestored,
 		SessionForked, WorkspaceCreated, WorkspaceAttached, WorkspaceDetached, WorkspaceResized, WorkspaceDeleted,
-		HostInvited, HostJoined, HostDrained, HostRemoved,
+		HostInvited, HostJoined, HostDrained, HostRemoved, HostLeft,
 	}
 }
 

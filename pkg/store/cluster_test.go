@@ -394,3 +394,51 @@ func TestSubmitted(t *testing.T) {
 	}
 	check("after its end")
 }
+
+// TestLeaveCluster leaves a cluster with an own task, one that was never sent, and replicas.
+func TestLeaveCluster(t *testing.T) {
+	s := imported(t) // claimed is this host's
+	replica := func(id, phase string) store.Replica {
+		return store.Replica{
+			Task: store.Task{ID: id, Name: "task", Phase: phase, Desired: "run", Host: "other", Labels: map[string]string{"team": "a"}, Manifest: []byte(`{}`)},
+			Text: []byte("text"), Events: []store.Event{{Seq: 1, At: time.UnixMilli(1), Kind: "submitted", Data: []byte(`{}`)}}, Newest: 1, Revision: 20,
+		}
+	}
+	const running, ended, unsent = "000000000001", "000000000002", "000000000003"
+	if err := s.Replicate(t.Context(), []store.Replica{replica(running, "RUNNING"), replica(ended, "COMPLETED")}, 30); err != nil {
+		t.Fatal(err)
+	}
+	row := store.Task{ID: unsent, Name: "task", Phase: "PENDING", Desired: "run", Host: store.Waiting, Manifest: []byte(`{}`)}
+	if _, err := s.CreateTask(t.Context(), row, []byte("text"), store.Event{Kind: "submitted"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.LeaveCluster(t.Context(), []string{"COMPLETED"}, false); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("LeaveCluster with a task of the cluster = %v, want a conflict", err)
+	}
+	if _, err := s.Task(t.Context(), running); err != nil {
+		t.Errorf("replica after the refusal = %v, want it", err)
+	}
+	for range 2 { // it may be repeated
+		if err := s.LeaveCluster(t.Context(), []string{"COMPLETED"}, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, host := range map[string]string{claimed: "", unsent: "", ended: "other"} {
+		row, err := s.Task(t.Context(), id)
+		if err != nil || row.Host != host {
+			t.Errorf("host of task %s = %q, %v, want %q", id, row.Host, err, host)
+		}
+	}
+	if _, err := s.Task(t.Context(), running); fail.CodeOf(err) != fail.NotFound {
+		t.Errorf("task of another host = %v, want not found", err)
+	}
+	if tasks, err := s.Tasks(t.Context(), store.TaskFilter{Label: store.Label{Key: "team", Value: "a"}}); err != nil || len(tasks) != 2 {
+		t.Errorf("tasks with the label = %d, %v, want 2", len(tasks), err)
+	}
+	if _, err := s.UpdateTask(t.Context(), claimed, note("own")); err != nil {
+		t.Errorf("write for the task after leaving = %v, want nil", err)
+	}
+	if l, err := s.Lease(t.Context()); err != nil || l.Incarnation != "" {
+		t.Errorf("lease = %+v, %v, want none", l, err)
+	}
+}

@@ -2,14 +2,17 @@ package servecmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/console"
@@ -17,6 +20,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -34,7 +39,7 @@ docs/cluster.md describes what is promised.`,
 		Args: app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newClusterListCmd(a), newClusterShowCmd(a), newClusterTokenCmd(a), newClusterDrainCmd(a), newClusterRemoveCmd(a))
+	cmd.AddCommand(newClusterListCmd(a), newClusterShowCmd(a), newClusterTokenCmd(a), newClusterDrainCmd(a), newClusterRemoveCmd(a), newClusterLeaveCmd(a))
 	return cmd
 }
 
@@ -201,6 +206,61 @@ Its name is never used again.`,
 			return err
 		},
 	}
+}
+
+func newClusterLeaveCmd(a *app.App) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "leave", Short: "Let this host forget its cluster",
+		Long: `Let this host forget its cluster, and delete its keys. serve must not run. Afterwards, run
+"cluster remove" on a core. Tasks that the cluster does not have yet become this host's own;
+tasks of other hosts that have not ended are no longer listed here.
+
+It refuses while this host has tasks of the cluster, or is a core. With --force, they become
+its own: use it only if the cluster is lost, because another host may run them, too.`,
+		Example: `  agent-sessionizer cluster leave
+  agent-sessionizer cluster leave --force # the cluster no longer exists`,
+		Args: app.Usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return leave(cmd.Context(), a, force) },
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also if this host has tasks of the cluster, or is a core")
+	return cmd
+}
+
+func leave(ctx context.Context, a *app.App, force bool) error {
+	m, err := a.PlainManager(ctx)
+	if err != nil {
+		return err
+	}
+	paths := m.Config.Paths
+	if err := server.CheckStopped(paths); err != nil {
+		return err
+	}
+	s, err := cluster.LoadState(paths.Cluster())
+	if errors.Is(err, cluster.ErrNone) {
+		return fail.New(fail.NotFound, "this host belongs to no cluster").WithHint("agent-sessionizer cluster --help")
+	}
+	if err != nil && !force { // of files that are damaged, it can only be forgotten
+		return err
+	}
+	if s.Role.Allows(cluster.CoreOf) && !force {
+		return fail.New(fail.Conflict, "this host is a core: it stores what the cluster remembers").WithHint("agent-sessionizer cluster leave --help # --force")
+	}
+	var over []string
+	for _, p := range task.Phases() {
+		if p.Over() {
+			over = append(over, string(p))
+		}
+	}
+	if err := m.Store.LeaveCluster(ctx, over, force); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(paths.Cluster()); err != nil {
+		return fail.New(fail.Host, "delete the keys of this host: %w", err).WithHint("ls -ld %s", paths.Cluster())
+	}
+	a.AuditTo(a.Config)(ctx, audit.Record{Type: audit.HostLeft, Actor: app.Actor(), Resource: "host:" + s.Name, Outcome: audit.Success})
+	a.Con.Say("this host has left the cluster %s; on a core: agent-sessionizer cluster remove %s", s.Cluster, s.Name)
+	return nil
 }
 
 // completeHosts offers the names of the hosts.
