@@ -77,7 +77,7 @@ func newTaskArtifactsCmd(a *app.App) *cobra.Command {
 			for _, s := range list.Skipped {
 				a.Con.Say("skipped: %s: %s", s.Name, s.Reason)
 			}
-			a.Con.Say("%s", taskDir(h, t.ID))
+			a.Con.Say("%s", taskDir(h, t))
 			return nil
 		},
 	}

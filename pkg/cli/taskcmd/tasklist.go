@@ -199,11 +199,15 @@ func tend(ctx context.Context, h ops.Host) error {
 }
 
 // taskDir returns where a task's files are.
-func taskDir(h ops.Host, id string) string {
-	if e, ok := h.(ops.Engine); ok {
-		return string(e.Tasks.Dir(id))
+func taskDir(h ops.Host, t task.View) string {
+	e, ok := h.(ops.Engine)
+	switch {
+	case !ok:
+		return "the directory of task " + t.ID + " on its host"
+	case t.Host != "":
+		return "the cluster, from host " + t.Host
 	}
-	return "the directory of task " + id + " on its host"
+	return string(e.Tasks.Dir(t.ID))
 }
 
 func showTask(a *app.App, h ops.Host, v task.View) error {
@@ -247,7 +251,7 @@ func showTask(a *app.App, h ops.Host, v task.View) error {
 	}
 	line("artifacts", "%d", v.Artifacts)
 	if v.Host == "" {
-		line("directory", "%s", taskDir(h, v.ID))
+		line("directory", "%s", taskDir(h, v))
 	}
 	return nil
 }

@@ -44,12 +44,45 @@ func runTask(ctx context.Context, a *app.App, h ops.Host, t task.View, asJSON bo
 		return err
 	}
 	copies.Wait()
+	if t.Host != "" && t.Agent == string(manifest.Command) && !asJSON {
+		if err := printStored(ctx, a, h, t); err != nil {
+			a.Con.Say("the output of task %s is not shown: %s", t.ID, termtext.Line(err.Error()))
+		}
+	}
 	if asJSON {
 		if err := a.Con.JSON(t); err != nil {
 			return err
 		}
 	}
 	return taskEnd(a, h, t)
+}
+
+// storedWait is how long a command waits until the output of a task of another host is in the cluster.
+const storedWait = 30 * time.Second
+
+// printStored prints the output of a task that has ended on another host of the cluster.
+func printStored(ctx context.Context, a *app.App, h ops.Host, t task.View) error {
+	h, err := a.TaskHost(h, t)
+	if err != nil {
+		return err
+	}
+	for _, out := range []struct {
+		stream string
+		w      io.Writer
+	}{{"stdout", a.Con.Out}, {"stderr", a.Con.Err}} {
+		r, err := h.Read(ctx, ops.File{Task: t.ID, Stream: out.stream})
+		for end := time.Now().Add(storedWait); fail.CodeOf(err) == fail.Conflict && time.Now().Before(end) && ctx.Err() == nil; {
+			time.Sleep(tailEvery)
+			r, err = h.Read(ctx, ops.File{Task: t.ID, Stream: out.stream})
+		}
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(app.CopyClean(out.w, r), r.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // copyOutput prints an output of a task until it has ended. An error is in the log only: the
@@ -66,7 +99,7 @@ func copyOutput(ctx context.Context, h ops.Host, id, stream string, w io.Writer)
 
 // taskEnd prints the end of a task and returns its outcome as an error.
 func taskEnd(a *app.App, h ops.Host, t task.View) error {
-	dir := taskDir(h, t.ID)
+	dir := taskDir(h, t)
 	code := t.Outcome.ExitStatus(t.State)
 	if code == 0 {
 		a.Con.Say("task %s: %s, %d artifacts in %s", t.ID, t.State, t.Artifacts, dir)
