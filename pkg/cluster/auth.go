@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -20,6 +22,15 @@ const join = "join."
 // inbox returns the prefix of the subjects at which a host, or a token, receives answers. It contains
 // the public key, so that no other host can listen there.
 func inbox(nkey string) string { return "_INBOX." + nkey }
+
+// answerInbox answers a request, if who asked receives the answer: otherwise it could send answers, which this
+// host may send anywhere, to subjects that it may not use.
+func answerInbox(m *nats.Msg, text []byte) error {
+	if !strings.HasPrefix(m.Reply, inbox("")) {
+		return errors.New("the answer would go to a subject that is no inbox")
+	}
+	return m.Respond(text)
+}
 
 // permissions returns the subjects that a member may use. Without a role that this program knows, there
 // are none.

@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestWorkerIsConfined(t *testing.T) {
 			return err
 		},
 		"a new member": func() error {
-			m, err := cluster.OpenMembers(short(), js, "worker", 1)
+			m, err := cluster.OpenMembers(short(), js, "worker", 1, c.Authority)
 			if err == nil {
 				err = m.Add(short(), cluster.Membership{Name: "mine", Role: cluster.CoreOf})
 			}
@@ -197,6 +198,119 @@ func TestMemberAnswersOnlyItsRequests(t *testing.T) {
 		}
 		if !errors.Is(err, nats.ErrPermissionViolation) {
 			t.Errorf("subscription to %s = %v, want %v", subject, err, nats.ErrPermissionViolation)
+		}
+	}
+}
+
+// TestRedirectedAnswers lets a worker redirect answers of the server, with a text of its choice, into the
+// streams that it may not write: NATS does not check where answers go. The list of members stays as it is.
+func TestRedirectedAnswers(t *testing.T) {
+	c := testcluster.Alone(t)
+	core := c.JetStream()
+	members := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), core, "a", 1, c.Authority) })
+	log := taskLog(t, c, "a", 1)
+	hosts := testcluster.Open(t, func() (*cluster.Hosts, error) { return cluster.OpenHosts(t.Context(), core, "a", 1) })
+	for _, m := range c.Members {
+		if err := members.Add(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := members.Drain(t.Context(), "a", true); err != nil {
+		t.Fatal(err)
+	}
+	keys, is := c.Add("hostile", cluster.Worker)
+	if err := members.Add(t.Context(), is); err != nil {
+		t.Fatal(err)
+	}
+	if err := members.Remove(t.Context(), "hostile", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	want, err := members.All(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	nc := c.Login(keys) // still, on this core
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := js.Stream(t.Context(), "TASKS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := core.Stream(t.Context(), "MEMBERS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := stored.GetMsg(t.Context(), 1) // what a core signed before the last change of "a"
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := is
+	evil.Role, evil.Removed = cluster.CoreOf, time.Time{}
+	unsigned, err := json.Marshal(map[string]any{"format": 1, "id": "x", "host": "a", "body": evil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range [][]byte{unsigned, old.Data, []byte("{")} {
+		if _, err := js.Publish(t.Context(), "task.000000000001", text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pull, err := tasks.CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	redirect := func(subject, to, text string) {
+		t.Helper()
+		if err := nc.PublishMsg(&nats.Msg{Subject: subject, Reply: to, Data: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redirect("$JS.API.CONSUMER.MSG.NEXT.TASKS."+pull.CachedInfo().Name, "member.hostile", `{"batch":3}`)
+	redirect("$JS.API.STREAM.INFO.TASKS", "member.a", "")
+	redirect("$JS.API.STREAM.INFO.TASKS", "invitation.x", "")
+	redirect("$JS.API.STREAM.INFO.TASKS", "host.a", "")
+	redirect("task.000000000001", "member.b", "{}")
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the redirected messages", func() bool {
+		info, err := stored.Info(t.Context())
+		return err == nil && info.State.LastSeq >= uint64(len(c.Members)+2)+5
+	})
+
+	all, err := members.All(t.Context())
+	if err != nil || len(all) != len(want) {
+		t.Fatalf("All = %+v, %v, want %+v", all, err, want)
+	}
+	for i := range all {
+		if all[i] != want[i] {
+			t.Errorf("member = %+v, want %+v", all[i], want[i])
+		}
+	}
+	if m, err := members.Get(t.Context(), "a"); err != nil || !m.Drained {
+		t.Errorf("Get of a core = %+v, %v, want it drained", m, err)
+	}
+	if m, err := members.Get(t.Context(), "hostile"); err != nil || m.Removed.IsZero() || m.Role != cluster.Worker {
+		t.Errorf("Get of the removed worker = %+v, %v, want it removed", m, err)
+	}
+	if err := members.Drain(t.Context(), "a", false); err != nil {
+		t.Errorf("change after a redirected message = %v, want nil", err)
+	}
+	if err := members.Add(t.Context(), cluster.Membership{Name: "b", Role: cluster.Worker, Nkey: "U"}); err != nil {
+		t.Errorf("Add after a redirected message = %v, want nil", err)
+	}
+	if list, err := members.Invitations(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("invitations = %+v, %v, want none", list, err)
+	}
+	if _, all, err := hosts.All(t.Context()); err != nil || len(all) != 1 || all[0].Incarnation != "" {
+		t.Errorf("heartbeats = %+v, %v, want only the name of one", all, err)
+	}
+	for _, err := range log.Latest(t.Context()) {
+		if err != nil {
+			t.Errorf("read of the log = %v, want nil", err)
 		}
 	}
 }

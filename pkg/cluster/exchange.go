@@ -117,7 +117,7 @@ func respond(m *nats.Msg, sealed []byte, err error) {
 		a = sealedReply{Code: fail.CodeOf(err).String(), Error: err.Error(), Hint: fail.HintOf(err)}
 	}
 	if text, err := json.Marshal(a); err == nil {
-		_ = m.Respond(text)
+		_ = answerInbox(m, text)
 	}
 }
 

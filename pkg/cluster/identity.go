@@ -45,10 +45,20 @@ func (r Role) Allows(need Role) bool {
 // certTime is the validity of certificates. What ends the trust in a host is its removal.
 const certTime = 10 * 365 * 24 * time.Hour
 
-// Authority signs the certificates of a cluster's hosts.
+// Authority signs the certificates of a cluster's hosts, and the list of its members. Without its private
+// key, which only cores have, it can check them.
 type Authority struct {
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	key  *ecdsa.PrivateKey // may be nil
+}
+
+// ReadAuthority reads an authority's certificate.
+func ReadAuthority(certificate []byte) (*Authority, error) {
+	cert, err := decodeCertificate(certificate)
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's authority: %w", err)
+	}
+	return &Authority{cert: cert}, nil
 }
 
 // NewAuthority makes the authority of a new cluster.

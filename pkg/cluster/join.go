@@ -278,7 +278,7 @@ func (a Admitter) Serve(ctx context.Context, nc *nats.Conn) error {
 			r.Code, r.Error, r.Hint = fail.CodeOf(err).String(), err.Error(), fail.HintOf(err)
 		}
 		if text, err := json.Marshal(r); err == nil {
-			_ = m.Respond(text) // a lost answer is asked for again
+			_ = answerInbox(m, text) // a lost answer is asked for again
 		}
 	})
 	if err != nil {

@@ -21,7 +21,7 @@ func admitting(t *testing.T) (*testcluster.Cluster, *cluster.Members) {
 	var m *cluster.Members
 	testenv.WaitFor(t, "the members", func() bool {
 		var err error
-		m, err = cluster.OpenMembers(t.Context(), js, "a", 1)
+		m, err = cluster.OpenMembers(t.Context(), js, "a", 1, c.Authority)
 		return err == nil
 	})
 	if err := m.Add(t.Context(), c.Members[0]); err != nil {

@@ -67,7 +67,7 @@ func (h *Hosts) Get(ctx context.Context, name string) (Host, uint64, error) {
 func (h *Hosts) All(ctx context.Context) (map[string]uint64, []Host, error) {
 	seqs := map[string]uint64{}
 	var all []Host
-	for r, err := range h.records.each(ctx, 0) {
+	for r, err := range h.records.each(ctx) {
 		is, err := body[Host](r, err)
 		if errors.Is(err, ErrDamaged) {
 			is, err = Host{}, nil

@@ -1,9 +1,16 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,7 +29,44 @@ type Membership struct {
 	Joined      time.Time `json:"joined"`
 	Removed     time.Time `json:"removed,omitzero"`
 	Drained     bool      `json:"drained,omitempty"` // it takes no more tasks
+	Version     uint64    `json:"version"`           // grows with each change
 	Seq         uint64    `json:"-"`
+}
+
+// vouched is a membership with the signature of the cluster's authority. NATS lets each host choose where
+// answers to it go, so every host can put messages into every stream; only a core can sign.
+type vouched struct {
+	Text      []byte `json:"text"`
+	Signature []byte `json:"signature"` // ECDSA in ASN.1, of the SHA-256 of memberDomain and Text
+}
+
+// memberDomain keeps signatures of memberships apart from others by the same key.
+const memberDomain = "agent-sessionizer member\x00"
+
+// vouch signs a membership.
+func (a *Authority) vouch(is Membership) (v vouched, err error) {
+	if a.key == nil {
+		return v, fail.New(fail.Policy, "only a core can change the members of the cluster").WithHint("agent-sessionizer cluster list # then run it on a core")
+	}
+	if v.Text, err = json.Marshal(is); err != nil {
+		return v, err
+	}
+	sum := sha256.Sum256([]byte(memberDomain + string(v.Text)))
+	v.Signature, err = ecdsa.SignASN1(rand.Reader, a.key, sum[:])
+	return v, err
+}
+
+// read returns a membership, if the authority signed it. Otherwise, the error is ErrDamaged, wrapped.
+func (a *Authority) read(v vouched) (is Membership, err error) {
+	key, ok := a.cert.PublicKey.(*ecdsa.PublicKey)
+	sum := sha256.Sum256([]byte(memberDomain + string(v.Text)))
+	if !ok || !ecdsa.VerifyASN1(key, sum[:], v.Signature) {
+		return is, fmt.Errorf("a membership is not signed by the cluster's authority: %w", ErrDamaged)
+	}
+	if err := json.Unmarshal(v.Text, &is); err != nil {
+		return is, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return is, nil
 }
 
 // Invitation is a token that admits one host.
@@ -36,30 +80,91 @@ type Invitation struct {
 
 // Members are the hosts of a cluster and its open invitations. Its methods may be called
 // concurrently.
-type Members struct{ members, invitations records }
+type Members struct {
+	members, invitations records
+	authority            *Authority
+}
 
-// OpenMembers opens the list of members, and creates it on that many cores if it does not exist.
-func OpenMembers(ctx context.Context, js jetstream.JetStream, host string, replicas int) (*Members, error) {
-	m, err := openRecords(ctx, js, host, "member.", jetstream.StreamConfig{Name: "MEMBERS", Replicas: replicas, MaxMsgsPerSubject: 1})
+// maxMembers limits the list of members with all changes, in bytes.
+const maxMembers = 64 << 20
+
+// OpenMembers opens the list of members, and creates it on that many cores if it does not exist. All
+// changes of it are kept, because a message that no core wrote must not replace the latest one. Without
+// its private key, the authority allows only reading.
+func OpenMembers(ctx context.Context, js jetstream.JetStream, host string, replicas int, a *Authority) (*Members, error) {
+	m, err := openRecords(ctx, js, host, "member.", jetstream.StreamConfig{Name: "MEMBERS", Replicas: replicas, MaxBytes: maxMembers, DenyDelete: true, DenyPurge: true})
 	if err != nil {
 		return nil, err
 	}
 	i, err := openRecords(ctx, js, host, "invitation.", jetstream.StreamConfig{Name: "INVITATIONS", Replicas: replicas, MaxMsgsPerSubject: 1, MaxAge: 2 * maxInvitation})
-	return &Members{m, i}, err
+	return &Members{m, i, a}, err
 }
 
 // maxInvitation is the longest validity of an invitation.
 const maxInvitation = 7 * 24 * time.Hour
 
-// Get returns the member with a name, or ErrNone, wrapped.
-func (m *Members) Get(ctx context.Context, name string) (Membership, error) {
-	return membership(m.members.last(ctx, name))
+// Get returns the member with a name, or ErrNone, wrapped. Its Seq is that of the latest record of the
+// name, whoever wrote it.
+func (m *Members) Get(ctx context.Context, name string) (is Membership, err error) {
+	found := false
+	for last := uint64(0); ; {
+		r, err := m.members.from(ctx, name, last+1)
+		if errors.Is(err, ErrNone) {
+			is.Seq = last
+			if !found {
+				return is, err
+			}
+			return is, nil
+		}
+		now, err := m.read(r, err)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return is, err
+		}
+		if err == nil && (!found || now.Version > is.Version) {
+			is, found = now, true
+		}
+		last = r.Seq
+	}
 }
 
 // Add adds a member. It returns ErrConflict, wrapped, if a host has or had that name.
 func (m *Members) Add(ctx context.Context, is Membership) error {
-	_, err := m.members.append(ctx, is.Name, is, 0)
+	for {
+		was, err := m.Get(ctx, is.Name)
+		if err == nil {
+			return fmt.Errorf("add host %s to the cluster: %w", is.Name, ErrConflict)
+		}
+		if !errors.Is(err, ErrNone) {
+			return err
+		}
+		if err := m.write(ctx, is, was.Seq); !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+}
+
+// write writes a member after the record with a sequence number.
+func (m *Members) write(ctx context.Context, is Membership, after uint64) error {
+	is.Version++
+	v, err := m.authority.vouch(is)
+	if err == nil {
+		_, err = m.members.append(ctx, is.Name, v, after)
+	}
 	return err
+}
+
+// read reads a member. The error is ErrDamaged, wrapped, if no core wrote it.
+func (m *Members) read(r record, err error) (Membership, error) {
+	v, err := body[vouched](r, err)
+	if err != nil {
+		return Membership{}, err
+	}
+	is, err := m.authority.read(v)
+	if err == nil && is.Name != r.Key {
+		err = fmt.Errorf("the membership of host %q is that of %q: %w", r.Key, is.Name, ErrDamaged)
+	}
+	is.Seq = r.Seq
+	return is, err
 }
 
 // Remove ends the membership of a host. From then on, no core accepts its key.
@@ -94,7 +199,7 @@ func (m *Members) change(ctx context.Context, name string, f func(*Membership) b
 		if err != nil || !f(&is) {
 			return err
 		}
-		if _, err = m.members.append(ctx, name, is, is.Seq); !errors.Is(err, ErrConflict) {
+		if err = m.write(ctx, is, is.Seq); !errors.Is(err, ErrConflict) {
 			return err
 		}
 	}
@@ -132,36 +237,44 @@ func (m *Members) use(ctx context.Context, token, nkey string, now time.Time) (I
 }
 
 // All returns all members, also those that were removed.
-func (m *Members) All(ctx context.Context) ([]Membership, error) { return m.changed(ctx, 0) }
-
-// changed returns the members that were added or changed after a sequence number.
-func (m *Members) changed(ctx context.Context, after uint64) (all []Membership, err error) {
-	for r, err := range m.members.each(ctx, after) {
-		is, err := membership(r, err)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, is)
+func (m *Members) All(ctx context.Context) (all []Membership, err error) {
+	by := map[string]Membership{}
+	if err := m.changed(ctx, 0, by); err != nil {
+		return nil, err
 	}
-	return all, nil
+	return slices.SortedFunc(maps.Values(by), func(a, b Membership) int { return cmp.Compare(a.Seq, b.Seq) }), nil
+}
+
+// changed updates the members by what was added or changed after a sequence number. Their keys are nkeys.
+func (m *Members) changed(ctx context.Context, after uint64, by map[string]Membership) error {
+	for r, err := range m.members.all(ctx, after) {
+		is, err := m.read(r, err)
+		if errors.Is(err, ErrDamaged) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if was, known := by[is.Nkey]; !known || is.Version > was.Version {
+			by[is.Nkey] = is
+		}
+	}
+	return nil
 }
 
 // Invitations returns all invitations, also those that were used. It is for cores.
 func (m *Members) Invitations(ctx context.Context) (all []Invitation, err error) {
-	for r, err := range m.invitations.each(ctx, 0) {
+	for r, err := range m.invitations.each(ctx) {
 		i, err := invitation(r, err)
+		if errors.Is(err, ErrDamaged) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, i)
 	}
 	return all, nil
-}
-
-func membership(r record, err error) (Membership, error) {
-	is, err := body[Membership](r, err)
-	is.Seq = r.Seq
-	return is, err
 }
 
 func invitation(r record, err error) (Invitation, error) {

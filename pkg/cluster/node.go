@@ -187,9 +187,13 @@ func (n *Node) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	authority, err := n.State.authority()
+	if err != nil {
+		return err
+	}
 	host := n.State.Name
 	for _, f := range []func(context.Context) error{
-		func(ctx context.Context) (err error) { n.Members, err = OpenMembers(ctx, js, host, 1); return },
+		func(ctx context.Context) (err error) { n.Members, err = OpenMembers(ctx, js, host, 1, authority); return },
 		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, 1); return },
 		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
 		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },
@@ -313,12 +317,8 @@ func (n *Node) refresh(ctx context.Context) error {
 	by, seen := maps.Clone(n.members), n.seen
 	n.mu.Unlock()
 	if newest != seen { // otherwise all hosts read all members again and again
-		some, err := n.Members.changed(ctx, seen)
-		if err != nil {
+		if err := n.Members.changed(ctx, seen, by); err != nil {
 			return err
-		}
-		for _, m := range some {
-			by[m.Nkey] = m
 		}
 	}
 	members := slices.SortedFunc(maps.Values(by), func(a, b Membership) int { return cmp.Compare(a.Seq, b.Seq) })

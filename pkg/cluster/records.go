@@ -203,15 +203,20 @@ const eachExpiry = 2 * time.Second
 // eachInactive is how long the server keeps a consumer of each whose host has ended.
 const eachInactive = time.Minute
 
-// each yields the latest record of every id whose latest one has a sequence number above after, up to
-// now. For an after above 0, the stream must keep one record of each id. An error is the last item, unless it is
+// each yields the latest record of every id, up to now. An error is the last item, unless it is
 // ErrDamaged, wrapped: it is about that record.
-func (r records) each(ctx context.Context, after uint64) iter.Seq2[record, error] {
+func (r records) each(ctx context.Context) iter.Seq2[record, error] {
+	return r.upToNow(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy})
+}
+
+// all yields all records after a sequence number, up to now, like each.
+func (r records) all(ctx context.Context, after uint64) iter.Seq2[record, error] {
+	return r.upToNow(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1})
+}
+
+func (r records) upToNow(ctx context.Context, o jetstream.OrderedConsumerConfig) iter.Seq2[record, error] {
 	return func(yield func(record, error) bool) {
-		o := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, InactiveThreshold: eachInactive}
-		if after > 0 {
-			o.DeliverPolicy, o.OptStartSeq = jetstream.DeliverByStartSequencePolicy, after+1
-		}
+		o.InactiveThreshold = eachInactive
 		c, err := r.stream.OrderedConsumer(ctx, o)
 		if err != nil {
 			yield(record{}, fmt.Errorf("read the cluster's stream %s: %w", r.name, err))
@@ -236,7 +241,11 @@ func (r records) each(ctx context.Context, after uint64) iter.Seq2[record, error
 				var meta *jetstream.MsgMetadata
 				if meta, err = m.Metadata(); err == nil {
 					left = meta.NumPending
-					is, err = r.parse(strings.TrimPrefix(m.Subject(), r.prefix), meta.Sequence.Stream, meta.Timestamp, m.Data())
+					id, own := strings.CutPrefix(m.Subject(), r.prefix)
+					if !own {
+						continue // an answer of the server that a host redirected into the stream
+					}
+					is, err = r.parse(id, meta.Sequence.Stream, meta.Timestamp, m.Data())
 				}
 			}
 			if err != nil {
@@ -299,12 +308,15 @@ func (r records) follow(ctx context.Context, after uint64) iter.Seq2[[]record, e
 				fail(err)
 				return
 			}
-			is, err := r.parse(strings.TrimPrefix(m.Subject(), r.prefix), meta.Sequence.Stream, meta.Timestamp, m.Data())
-			if is.Err = err; err != nil && !errors.Is(err, ErrDamaged) {
-				fail(err)
-				return
+			if id, own := strings.CutPrefix(m.Subject(), r.prefix); own { // otherwise, an answer of the server that a host redirected into the stream
+				is, err := r.parse(id, meta.Sequence.Stream, meta.Timestamp, m.Data())
+				if is.Err = err; err != nil && !errors.Is(err, ErrDamaged) {
+					fail(err)
+					return
+				}
+				batch = append(batch, is)
 			}
-			if batch = append(batch, is); meta.NumPending > 0 && len(batch) < followMost {
+			if len(batch) == 0 || meta.NumPending > 0 && len(batch) < followMost {
 				continue
 			}
 			if !yield(batch, nil) {

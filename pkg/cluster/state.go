@@ -104,6 +104,14 @@ func (s State) Keys() (*Keys, error) {
 	return k, nil
 }
 
+// authority returns the cluster's authority, with its private key on a core.
+func (s State) authority() (*Authority, error) {
+	if s.Signing != "" {
+		return DecodeAuthority([]byte(s.Signing))
+	}
+	return ReadAuthority([]byte(s.Authority))
+}
+
 const membersFile = "members.json"
 
 // loadMembers reads the members that this core knew last.

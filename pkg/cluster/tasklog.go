@@ -77,7 +77,7 @@ func (l *TaskLog) Entries(ctx context.Context, task string, after uint64) iter.S
 // Latest yields the latest entry of every task, up to now. An error is the last item.
 func (l *TaskLog) Latest(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		for r, err := range l.records.each(ctx, 0) {
+		for r, err := range l.records.each(ctx) {
 			if !yield(entry(r, err)) || err != nil {
 				return
 			}

@@ -80,23 +80,23 @@ func NewTunnels(nc *nats.Conn, host string) (*Tunnels, error) {
 func (t *Tunnels) answer(m *nats.Msg) {
 	var o opening
 	if json.Unmarshal(m.Data, &o) != nil || !ids.Valid(o.ID) || CheckName(o.From) != nil {
-		_ = m.Respond([]byte("the opening is invalid"))
+		_ = answerInbox(m, []byte("the opening is invalid"))
 		return
 	}
 	select {
 	case t.open <- struct{}{}:
 	default:
-		_ = m.Respond([]byte("too many tunnels are open"))
+		_ = answerInbox(m, []byte("too many tunnels are open"))
 		return
 	}
 	c, err := t.start(o.ID, o.From)
 	if err != nil {
 		<-t.open
-		_ = m.Respond([]byte("the tunnel cannot be opened"))
+		_ = answerInbox(m, []byte("the tunnel cannot be opened"))
 		return
 	}
 	go func() { <-c.done; <-t.open }()
-	if m.Respond(nil) != nil {
+	if answerInbox(m, nil) != nil {
 		c.Close()
 		return
 	}

@@ -47,7 +47,7 @@ type exchanger struct {
 func exchangers(t *testing.T, c *testcluster.Cluster, names ...string) (map[string]*exchanger, *cluster.Members) {
 	t.Helper()
 	opened(t, c)
-	members := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), c.JetStream(), "a", 1) })
+	members := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), c.JetStream(), "a", 1, c.Authority) })
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var all sync.WaitGroup
 	t.Cleanup(func() { stop(); all.Wait() })
@@ -62,7 +62,7 @@ func exchangers(t *testing.T, c *testcluster.Cluster, names ...string) (map[stri
 		if err != nil {
 			t.Fatal(err)
 		}
-		own := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), js, name, 1) })
+		own := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), js, name, 1, c.Authority) })
 		x.Secrets = &fleet.Secrets{
 			Tasks:    x.host.Tasks,
 			Exchange: &cluster.Exchange{Conn: nc, Host: name, Keys: x.keys, Authority: c.Authority.Certificate(), Members: own},

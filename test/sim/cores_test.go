@@ -129,8 +129,12 @@ func (c *cores) login(dir string) {
 	if c.js, err = jetstream.New(c.nc); err != nil {
 		c.t.Fatal(err)
 	}
+	authority, err := cluster.DecodeAuthority([]byte(s.Signing))
+	if err != nil {
+		c.t.Fatal(err)
+	}
 	testenv.WaitFor(c.t, "the members of the cluster", func() bool {
-		c.members, err = cluster.OpenMembers(c.t.Context(), c.js, s.Name, 1)
+		c.members, err = cluster.OpenMembers(c.t.Context(), c.js, s.Name, 1, authority)
 		return err == nil
 	})
 }
