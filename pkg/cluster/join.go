@@ -314,7 +314,7 @@ func (a Admitter) admit(ctx context.Context, token string, text []byte) (*Admiss
 			return nil, gerr
 		case was.Nkey != i.Nkey || !was.Removed.IsZero():
 			return nil, fail.New(fail.Conflict, "the cluster has or had a host with the name %s", i.Name).
-				WithHint("agent-sessionizer serve --name ANOTHER --join TOKEN # the same token")
+				WithHint("agent-sessionizer serve --name ANOTHER --join - # and paste the same token")
 		}
 		is = was // its first answer was lost
 	} else if err != nil {

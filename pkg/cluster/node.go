@@ -30,7 +30,7 @@ const (
 // Found makes a new cluster, with this host as its first core. Listen and route are the addresses
 // at which other hosts and other cores reach it.
 func Found(dir, cluster, name, listen, route, witness string) (State, error) {
-	if _, err := LoadState(dir); !errors.Is(err, ErrNone) {
+	if s, err := LoadState(dir); !errors.Is(err, ErrNone) && (err != nil || s.Certificate != "") { // not one whose token was not accepted
 		return State{}, errors.Join(err, fail.New(fail.Conflict, "this host belongs to a cluster already").WithHint("agent-sessionizer cluster show"))
 	}
 	if err := CheckName(name); err != nil {

@@ -145,7 +145,7 @@ func readToken(name string, stdin io.Reader) (string, error) {
 func partOf(ctx context.Context, e ops.Engine) (*fleet.Part, error) {
 	dir := e.Tasks.Sessions.Config.Paths.Cluster()
 	state, err := cluster.LoadState(dir)
-	if errors.Is(err, cluster.ErrNone) {
+	if errors.Is(err, cluster.ErrNone) || err == nil && state.Certificate == "" { // a token that was not accepted
 		return nil, nil //nolint:nilnil // no cluster
 	}
 	if err != nil {
