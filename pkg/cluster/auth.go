@@ -27,7 +27,7 @@ func inbox(nkey string) string { return "_INBOX." + nkey }
 // host may send anywhere, to subjects that it may not use.
 func answerInbox(m *nats.Msg, text []byte) error {
 	if !strings.HasPrefix(m.Reply, inbox("")) {
-		return errors.New("the answer would go to a subject that is no inbox")
+		return errors.New("the answer would go to a subject other than an inbox")
 	}
 	return m.Respond(text)
 }

@@ -104,7 +104,7 @@ func OpenMembers(ctx context.Context, js jetstream.JetStream, host string, repli
 const maxInvitation = 7 * 24 * time.Hour
 
 // Get returns the member with a name, or ErrNone, wrapped. Its Seq is that of the latest record of the
-// name, whoever wrote it.
+// name, also if no core wrote it.
 func (m *Members) Get(ctx context.Context, name string) (is Membership, err error) {
 	found := false
 	for last := uint64(0); ; {

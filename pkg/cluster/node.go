@@ -193,7 +193,10 @@ func (n *Node) open(ctx context.Context) error {
 	}
 	host := n.State.Name
 	for _, f := range []func(context.Context) error{
-		func(ctx context.Context) (err error) { n.Members, err = OpenMembers(ctx, js, host, 1, authority); return },
+		func(ctx context.Context) (err error) {
+			n.Members, err = OpenMembers(ctx, js, host, 1, authority)
+			return
+		},
 		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, 1); return },
 		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
 		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },

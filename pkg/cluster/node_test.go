@@ -268,3 +268,27 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 		t.Errorf("read = %s, want one of the change alone", m.Data)
 	}
 }
+
+// A join that failed leaves keys for the next try with the same token. They are no cluster.
+func TestFoundAfterAFailedJoin(t *testing.T) {
+	a, err := cluster.NewAuthority("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := cluster.NewToken([]string{testcluster.FreeAddr(t)}, a.Certificate(), cluster.Member, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := cluster.Join(ctx, dir, token, cluster.Applicant{Name: "one"}); err == nil {
+		t.Fatal("Join of a core that does not exist succeeded, want an error")
+	}
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Errorf("Found after a join that failed = %v, want nil", err)
+	}
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("Found in a cluster = %v, want a conflict", err)
+	}
+}

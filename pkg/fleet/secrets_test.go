@@ -47,7 +47,9 @@ type exchanger struct {
 func exchangers(t *testing.T, c *testcluster.Cluster, names ...string) (map[string]*exchanger, *cluster.Members) {
 	t.Helper()
 	opened(t, c)
-	members := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), c.JetStream(), "a", 1, c.Authority) })
+	members := testcluster.Open(t, func() (*cluster.Members, error) {
+		return cluster.OpenMembers(t.Context(), c.JetStream(), "a", 1, c.Authority)
+	})
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var all sync.WaitGroup
 	t.Cleanup(func() { stop(); all.Wait() })
