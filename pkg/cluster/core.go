@@ -24,6 +24,9 @@ const coreTag = "core"
 // maxMemory limits the memory that streams use. All streams are files.
 const maxMemory = 64 << 20
 
+// maxConsumers limits the consumers of a stream. Each host has a few; the server's default is 1,000.
+const maxConsumers = 50_000
+
 // CoreOptions describes a core. All fields but Peers and Witness are required.
 type CoreOptions struct {
 	Cluster string // name of the cluster
@@ -77,7 +80,8 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	opts := &server.Options{
 		ServerName: o.Name, Host: host, Port: port, NoSigs: true,
 		JetStream: true, StoreDir: o.Dir, JetStreamMaxMemory: maxMemory, JetStreamMaxStore: o.Store,
-		SyncAlways: true, // otherwise a majority that loses its power loses acknowledged entries
+		JetStreamLimits: server.JSLimitOpts{DefaultMaxConsumers: maxConsumers},
+		SyncAlways:      true, // otherwise a majority that loses its power loses acknowledged entries
 		Cluster: server.ClusterOpts{
 			Name: o.Cluster, Host: routeHost, Port: routePort,
 			NoAdvertise: o.Witness, // its address means nothing to other hosts

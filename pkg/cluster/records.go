@@ -200,7 +200,7 @@ func body[T any](r record, err error) (is T, _ error) {
 // eachExpiry is how long the server keeps a request for more records.
 const eachExpiry = 2 * time.Second
 
-// eachInactive is how long the server keeps a consumer of each whose host has ended.
+// eachInactive is how long the server keeps a consumer whose host has ended.
 const eachInactive = time.Minute
 
 // each yields the latest record of every id, up to now. An error is the last item, unless it is
@@ -285,11 +285,12 @@ const (
 func (r records) follow(ctx context.Context, after uint64) iter.Seq2[[]record, error] {
 	return func(yield func([]record, error) bool) {
 		fail := func(err error) { yield(nil, fmt.Errorf("follow the cluster's stream %s: %w", r.name, err)) }
-		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1})
+		c, err := r.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1, InactiveThreshold: eachInactive})
 		if err != nil {
 			fail(err)
 			return
 		}
+		defer r.forget(ctx, c)
 		all, err := c.Messages(jetstream.PullExpiry(followExpiry), jetstream.PullHeartbeat(followExpiry/6))
 		if err != nil {
 			fail(err)

@@ -286,6 +286,7 @@ func TestHostsAreLost(t *testing.T) {
 		return true
 	}
 	done := make(chan struct{})
+	began := time.Now()
 	var lives sync.WaitGroup
 	var mu sync.Mutex
 	for _, h := range hosts {
@@ -295,7 +296,8 @@ func TestHostsAreLost(t *testing.T) {
 				var living sync.WaitGroup
 				living.Go(func() { h.run(ctx) })
 				select {
-				case <-time.After(time.Duration(100+rand.IntN(600)) * time.Millisecond):
+				// On a slow machine, a short life may be too short for any progress, so lives become longer.
+				case <-time.After(100*time.Millisecond + time.Duration(rand.Int64N(int64(600*time.Millisecond+time.Since(began)/20)))):
 				case <-done:
 					kill()
 					living.Wait()
