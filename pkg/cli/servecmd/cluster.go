@@ -212,12 +212,13 @@ func newClusterLeaveCmd(a *app.App) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "leave", Short: "Let this host forget its cluster",
-		Long: `Let this host forget its cluster, and delete its keys. serve must not run. Afterwards, run
-"cluster remove" on a core. Tasks that the cluster does not have yet become this host's own;
-tasks of other hosts that have not ended are no longer listed here.
+		Long: `Let this host forget its cluster, and delete its keys. serve must not run. Afterwards,
+run "cluster remove" on a core. Tasks that the cluster does not have yet become this
+host's own. Tasks of other hosts that have not ended are no longer listed here.
 
-It refuses while this host has tasks of the cluster, or is a core. With --force, they become
-its own: use it only if the cluster is lost, because another host may run them, too.`,
+It refuses while this host has tasks of the cluster, or is a core. With --force, these
+tasks become its own: use it only if the cluster is lost, because another host may run
+them, too.`,
 		Example: `  agent-sessionizer cluster leave
   agent-sessionizer cluster leave --force # the cluster no longer exists`,
 		Args: app.Usage(cobra.NoArgs),
