@@ -180,8 +180,8 @@ func (r records) parse(id string, seq uint64, at time.Time, text []byte) (record
 		return is, fmt.Errorf("read %s%s of the cluster: record %d: %w: %w", r.prefix, id, seq, ErrDamaged, err)
 	}
 	if is.Format > format {
-		return is, fail.New(fail.Host, "read %s%s of the cluster: host %s wrote format %d, and this program knows %d", r.prefix, id, is.Host, is.Format, format).
-			WithHint("agent-sessionizer version # the same on all hosts")
+		return is, fail.New(fail.Host, "read %s%s of the cluster: host %s wrote format %d, and this program knows %d: %w", r.prefix, id, is.Host, is.Format, format, ErrDamaged).
+			WithHint("agent-sessionizer cluster list # shows the versions")
 	}
 	return is, nil
 }

@@ -457,7 +457,7 @@ func TestDamagedEntries(t *testing.T) {
 	}
 	const id = "000000000001"
 	submit(t, one, id, task.RerunIfNotStarted)
-	for _, text := range []string{"{", `{"format":1,"id":"x","host":"one","body":[]}`, `{"format":1,"id":"y","host":"one","body":{"kind":"events","data":{"row":{"ID":"000000000009"}}}}`} {
+	for _, text := range []string{"{", `{"format":2}`, `{"format":1,"id":"x","host":"one","body":[]}`, `{"format":1,"id":"y","host":"one","body":{"kind":"events","data":{"row":{"ID":"000000000009"}}}}`} {
 		for _, subject := range []string{"task." + id, "task.000000000002", "host.hostile"} {
 			if _, err := hostile.Publish(t.Context(), subject, []byte(text)); err != nil && subject != "host.hostile" {
 				t.Fatal(err)

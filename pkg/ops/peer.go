@@ -36,10 +36,12 @@ func (c Caller) checkSession(repository string, o SessionOptions) error {
 	}
 	switch {
 	case !c.Peer:
-	case strings.HasPrefix(repository, "/"):
+	case strings.HasPrefix(repository, "/"), strings.HasPrefix(repository, "file:"):
 		return refuse("a directory of this host", "agent-sessionizer open owner/repo")
 	case strings.Contains(o.Image, "/"):
 		return refuse("an image that is not named", "agent-sessionizer image list # on the host itself")
+	case o.Workspace != "" || o.Trust:
+		return refuse("a workspace of this host", "run it on the host itself")
 	case len(o.HostServices) > 0:
 		return refuse("a service of this host", "run it on the host itself")
 	}

@@ -217,6 +217,9 @@ func parseSCP(s string) (Ref, error) {
 	return remote(host, parts, where+":"+strings.TrimSuffix(p, "/")), nil
 }
 
+// IsLocal reports whether the repository is a directory of a host.
+func (r Ref) IsLocal() bool { return strings.HasPrefix(r.Key, "local:") }
+
 func parseFile(s string, u *url.URL) (Ref, error) {
 	p := path.Clean(u.Path)
 	if u.Host != "" || u.User != nil || !filePath.MatchString(p) || p == "/" || strings.Contains(p, "/-") {

@@ -200,6 +200,8 @@ func TestPeerIsLimited(t *testing.T) {
 			return err
 		},
 		"a directory of the host":  create(func(n *ops.NewSession) { n.Repo = "/etc" }),
+		"a directory as a URL":     create(func(n *ops.NewSession) { n.Repo = "file:///etc" }),
+		"a workspace of the host":  create(func(n *ops.NewSession) { n.Workspace = "data" }),
 		"an image file":            create(func(n *ops.NewSession) { n.Image = "/etc/passwd" }),
 		"a directory for a task":   submit(strings.Replace(manifestYAML, "acme/app", "/etc", 1)),
 		"a command for a secret":   submit(manifestYAML + "secrets: [{name: A, source: cmd, key: id}]\n"),

@@ -34,18 +34,18 @@ func (m *Manager) claim(ctx context.Context, s Session) (c store.Claim, is bool,
 }
 
 // lapsed returns why the VM of a session must stop: this host may no longer have its task.
-func (m *Manager) lapsed(ctx context.Context, s Session) error {
+func (m *Manager) lapsed(ctx context.Context, s Session) (cause, err error) {
 	c, is, err := m.claim(ctx, s)
 	if err != nil || !is {
-		return err
+		return nil, err
 	}
 	const hint = "agent-sessionizer cluster show"
 	if c.Fence == 0 {
-		return fail.New(fail.Conflict, "the cluster gave task %s to another host, or ended it", s.Task).WithHint(hint)
+		return fail.New(fail.Conflict, "the cluster gave task %s to another host, or ended it", s.Task).WithHint(hint), nil
 	}
 	l, err := m.Store.Lease(ctx)
 	if err != nil || l.Valid(store.StopAfter) {
-		return err
+		return nil, err
 	}
-	return fail.New(fail.Host, "this host has lost touch with its cluster, so it stopped the VM of task %s", s.Task).WithHint(hint)
+	return fail.New(fail.Host, "this host has lost touch with its cluster, so it stopped the VM of task %s", s.Task).WithHint(hint), nil
 }

@@ -281,7 +281,11 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 		case m.State == vm.Stopped:
 			return w.markPoweredOff(context.WithoutCancel(ctx), s, errPoweredOff)
 		}
-		if cause := w.Sessions.lapsed(ctx, s); cause != nil && ctx.Err() == nil {
+		cause, err := w.Sessions.lapsed(ctx, s)
+		if err != nil && ctx.Err() == nil { // the gateway enforces the lease
+			w.Log.WarnContext(ctx, "failed to read whether the VM's task is still this host's", "error", err)
+		}
+		if cause != nil && ctx.Err() == nil {
 			if err := w.Driver.Stop(context.WithoutCancel(ctx), s.VM(), nil, 0); err != nil {
 				return s, err
 			}

@@ -8,18 +8,17 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// LeaveCluster makes the store that of a host without a cluster. Tasks that this host has accepted, and
-// that the cluster does not have, become its own. Those of other hosts are forgotten unless they are in one
-// of the phases over. If this host has tasks of the cluster that have not ended, nothing changes,
-// unless force is set: then they become its own, too.
+// LeaveCluster makes the store that of a host without a cluster. Tasks of other hosts are forgotten
+// unless they are in one of the phases over. If this host has tasks of the cluster, or accepted
+// some that the cluster may not have, nothing changes, unless force is set: then these become its own.
 func (s *Store) LeaveCluster(ctx context.Context, over []string, force bool) error {
 	return s.db.tx(ctx, func(tx *sql.Tx) error {
 		active := 0
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM cluster_tasks WHERE settled = 0 AND fence <> 0`).Scan(&active); err != nil {
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM cluster_tasks WHERE settled = 0`).Scan(&active); err != nil {
 			return err
 		}
 		if active > 0 && !force {
-			return fail.New(fail.Conflict, "%d tasks of the cluster have not ended on this host, or are not sent to the cluster yet", active).
+			return fail.New(fail.Conflict, "%d tasks of the cluster have not ended on this host, or the cluster may not have them yet", active).
 				WithHint("agent-sessionizer cluster leave --help # --force")
 		}
 		const foreign = `(SELECT id FROM tasks WHERE host <> '' AND phase NOT IN (SELECT value FROM json_each(?)))`

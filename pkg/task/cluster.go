@@ -49,7 +49,7 @@ func bound(asked *manifest.Task, under *descent) (field string, is bool, err err
 		return "vm.workspace", true, nil
 	}
 	ref, err := repo.Parse(asked.Repository.URL, "/")
-	return "repository.url", ref.Path != "", err
+	return "repository.url", ref.IsLocal(), err
 }
 
 // SubmittersSecrets returns the references of a manifest that only the host can resolve on which the task
@@ -75,7 +75,8 @@ func (m *Manager) leaveToSubmitter(ctx context.Context, id string, r *session.Re
 		return err
 	}
 	for name, one := range r.Secrets {
-		if (secret.Ref{Source: one.From}).Kind().OfSubmitter() {
+		// A manifest in the cluster's log may also name the secrets of another task.
+		if kind := (secret.Ref{Source: one.From}).Kind(); kind.OfSubmitter() || kind == secret.Submitter {
 			one.From = secret.SubmitterOf(id)
 			r.Secrets[name] = one
 		}

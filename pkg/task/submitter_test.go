@@ -91,6 +91,18 @@ func TestSecretsOfOtherHosts(t *testing.T) {
 			t.Errorf("retry of task %s = %v, want a refusal only of the other host's", id, err)
 		}
 	}
+	// A manifest that a hostile host wrote into the log names the secrets of another task.
+	r := session.Request{Secrets: map[string]config.Secret{"STOLEN": {From: secret.SubmitterOf(ours)}}}
+	if err := m.leaveToSubmitter(t.Context(), other, &r); err != nil || r.Secrets["STOLEN"].From != secret.SubmitterOf(other) {
+		t.Errorf("source of another task's secret = %s, %v, want %s", r.Secrets["STOLEN"].From, err, secret.SubmitterOf(other))
+	}
+	for _, url := range []string{"file:///srv/app"} {
+		local := *asked
+		local.Repository.URL = url
+		if field, is, err := bound(&local, nil); !is || field != "repository.url" || err != nil {
+			t.Errorf("bound of %s = %q, %v, %v, want repository.url", url, field, is, err)
+		}
+	}
 	if _, _, err := m.Retry(t.Context(), mustGet(t, m, other), Submission{}); fail.CodeOf(err) != fail.Conflict || !strings.Contains(err.Error(), "only the host on which task") {
 		t.Errorf("Retry of another host's task = %v, want a refusal", err)
 	}

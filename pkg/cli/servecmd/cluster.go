@@ -213,12 +213,12 @@ func newClusterLeaveCmd(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "leave", Short: "Let this host forget its cluster",
 		Long: `Let this host forget its cluster, and delete its keys. serve must not run. Afterwards,
-run "cluster remove" on a core. Tasks that the cluster does not have yet become this
-host's own. Tasks of other hosts that have not ended are no longer listed here.
+run "cluster remove" on a core. Tasks of other hosts that have not ended are no longer
+listed here.
 
-It refuses while this host has tasks of the cluster, or is a core. With --force, these
-tasks become its own: use it only if the cluster is lost, because another host may run
-them, too.`,
+It refuses while this host has tasks of the cluster, or some to send to it, or is a
+core. With --force, these tasks become its own: use it only if the cluster is lost,
+because another host may run them, too.`,
 		Example: `  agent-sessionizer cluster leave
   agent-sessionizer cluster leave --force # the cluster no longer exists`,
 		Args: app.Usage(cobra.NoArgs),
