@@ -135,6 +135,14 @@ func (f *Tasks) decode(ctx context.Context, e cluster.Entry) (c change, err erro
 	if err == nil && c.Row.ID != e.Task {
 		err = fmt.Errorf("it is about task %q: %w", c.Row.ID, cluster.ErrDamaged)
 	}
+	if err == nil && e.Kind == cluster.Claimed && task.Phase(c.Row.Phase) != task.Pending {
+		err = fmt.Errorf("it claims a task that is %s: %w", c.Row.Phase, cluster.ErrDamaged)
+	}
+	if err == nil { // each host of the cluster can write here
+		if cerr := task.CheckShared(c.Row); cerr != nil {
+			err = fmt.Errorf("%w: %w", cluster.ErrDamaged, cerr)
+		}
+	}
 	if err != nil {
 		return c, fmt.Errorf("read entry %d of task %s in the cluster's log, by host %s: %w", e.Seq, e.Task, e.Host, err)
 	}

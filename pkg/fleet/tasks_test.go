@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -561,5 +562,36 @@ func TestLargeTasks(t *testing.T) {
 	}
 	if n := info.CachedInfo().State.Bytes; n > 6<<20 {
 		t.Errorf("large entries = %d bytes, want the manifests only once", n)
+	}
+}
+
+// TestForgedTasks puts tasks into the log that need what only a host's user may use. No host takes them.
+func TestForgedTasks(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
+	core := newHost(t, c, "core", st)
+	for i, change := range map[int]func(*store.Task){
+		1: func(row *store.Task) { row.SessionID = "aaaa11112222" },
+		2: func(row *store.Task) { row.Parent = "aaaa11112222" },
+		3: func(row *store.Task) { row.Manifest = []byte(`{"repository":{"url":"file:///srv/app"}}`) },
+		4: func(row *store.Task) { row.Manifest = []byte(`{"vm":{"session":"app"}}`) },
+		5: func(row *store.Task) { row.Manifest = []byte(`{"vm":{"workspace":"data"}}`) },
+		6: func(row *store.Task) { row.Manifest = []byte(`[]`) },
+		7: func(row *store.Task) { row.Status = []byte(`{"subtask":{}}`) },
+		8: func(row *store.Task) { row.Status = []byte(`"x"`) },
+	} {
+		row := store.Task{ID: fmt.Sprintf("%012x", i), Name: "task", Phase: string(task.Pending), Desired: string(task.Run), Status: []byte("{}"), Manifest: []byte(`{"repository":{"url":"owner/repo"}}`)}
+		change(&row)
+		data, err := json.Marshal(fleet.State{Row: row})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := core.Tasks.Tasks.Append(t.Context(), row.ID, cluster.Entry{Kind: cluster.Submitted, Data: data}, 0); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := core.Get(t.Context(), row.ID); !errors.Is(err, cluster.ErrDamaged) {
+			t.Errorf("forged task %d = %+v, %v, want %v", i, s, err, cluster.ErrDamaged)
+		}
 	}
 }

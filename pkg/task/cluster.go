@@ -52,6 +52,23 @@ func bound(asked *manifest.Task, under *descent) (field string, is bool, err err
 	return "repository.url", ref.IsLocal(), err
 }
 
+// CheckShared returns an error if a task in the cluster's log is not one that its hosts may run: a host
+// sends none there that needs a directory, a session, a workspace or a parent.
+func CheckShared(row store.Task) error {
+	t, err := Decode(row)
+	if err != nil {
+		return err
+	}
+	if t.Parent != "" || t.Status.Subtask != nil || t.Phase == Pending && t.SessionID != "" {
+		return fail.New(fail.Policy, "task %s belongs to another task or a session", row.ID)
+	}
+	field, is, err := bound(t.Manifest, nil)
+	if err == nil && is {
+		err = fail.New(fail.Policy, "task %s can run only where it was submitted, because of %s", row.ID, field)
+	}
+	return err
+}
+
 // SubmittersSecrets returns the references of a manifest that only the host can resolve on which the task
 // was submitted.
 func SubmittersSecrets(m *manifest.Task) (refs []secret.Ref, err error) {
