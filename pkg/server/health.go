@@ -47,19 +47,20 @@ func (s *Server) serverRoutes(api huma.API) {
 		req := requestOf(ctx)
 		return &bodyOutput{func(huma.Context) { s.metrics.handler.ServeHTTP(req.w, req.r) }}, nil
 	})
-	static := func(id, path, kind, summary string, text func() []byte) {
+	static := func(id, path, kind, summary string, text func() ([]byte, error)) {
 		register(s, api, route{Spec: ops.Spec{ID: id, Method: http.MethodGet, Path: path, Tag: "server", Need: ops.Read, Summary: summary}, content: kind, object: strings.HasSuffix(kind, "+json")},
 			func(context.Context, *struct{}) (*bodyOutput, error) {
+				body, err := text()
 				return &bodyOutput{func(ctx huma.Context) {
 					ctx.SetHeader("Content-Type", kind)
 					ctx.SetStatus(http.StatusOK)
-					_, _ = ctx.BodyWriter().Write(text()) // the client is gone if this fails
-				}}, nil
+					_, _ = ctx.BodyWriter().Write(body) // the client is gone if this fails
+				}}, err
 			})
 	}
-	static("getManifestSchema", "/api/v1/manifest/schema", "application/schema+json", "Get the JSON Schema of manifests", manifest.Schema)
-	static("getDocument", "/openapi.json", "application/vnd.oai.openapi+json", "Get this document", func() []byte { return s.doc.json })
-	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "Get this document as YAML", func() []byte { return s.doc.yaml })
+	static("getManifestSchema", "/api/v1/manifest/schema", "application/schema+json", "Get the JSON Schema of manifests", func() ([]byte, error) { return manifest.Schema(), nil })
+	static("getDocument", "/openapi.json", "application/vnd.oai.openapi+json", "Get this document", func() ([]byte, error) { return s.doc.json() })
+	static("getDocumentYAML", "/openapi.yaml", "application/vnd.oai.openapi", "Get this document as YAML", func() ([]byte, error) { return s.doc.yaml() })
 }
 
 // notify sends a state to systemd, if systemd started this process and expects it.

@@ -282,13 +282,25 @@ type schemas struct {
 	compiler *jsonschema.Compiler
 	doc      map[string]any
 	done     map[string]*jsonschema.Schema
+	mu       sync.Mutex // held while the others are used, but for doc
 }
+
+// known has the schemas of each document that a server had. Almost all servers have the
+// same, and compiling it takes longer than most tests.
+var known sync.Map
 
 const docURL = "http://test.invalid/openapi.json"
 
 func (r *rig) schemas() *schemas {
 	r.t.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(r.doc.json))
+	text, err := r.doc.json()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if s, ok := known.Load(string(text)); ok {
+		return s.(*schemas)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -297,18 +309,28 @@ func (r *rig) schemas() *schemas {
 	if err := c.AddResource(docURL, doc); err != nil {
 		r.t.Fatal(err)
 	}
-	return &schemas{c, doc.(map[string]any), map[string]*jsonschema.Schema{}}
+	s, _ := known.LoadOrStore(string(text), &schemas{compiler: c, doc: doc.(map[string]any), done: map[string]*jsonschema.Schema{}})
+	return s.(*schemas)
+}
+
+func (s *schemas) compile(pointer string) (*jsonschema.Schema, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sch := s.done[pointer]; sch != nil {
+		return sch, nil
+	}
+	sch, err := s.compiler.Compile(docURL + "#" + pointer)
+	if err == nil {
+		s.done[pointer] = sch
+	}
+	return sch, err
 }
 
 func (s *schemas) check(t testing.TB, pointer string, body []byte) {
 	t.Helper()
-	sch := s.done[pointer]
-	if sch == nil {
-		var err error
-		if sch, err = s.compiler.Compile(docURL + "#" + pointer); err != nil {
-			t.Fatal(err)
-		}
-		s.done[pointer] = sch
+	sch, err := s.compile(pointer)
+	if err != nil {
+		t.Fatal(err)
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {

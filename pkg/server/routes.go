@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"mime"
 	"net/http"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -26,10 +26,11 @@ type route struct {
 	ranges  bool   // supports Range and If-None-Match
 }
 
-// document is the description of the API in both forms.
+// document is the description of the API in both forms. Few clients read it, so each
+// form is written at its first request and not at each start.
 type document struct {
 	api        huma.API
-	json, yaml []byte
+	json, yaml func() ([]byte, error)
 }
 
 // everywhere lists the statuses that any route may return: from the middleware, from
@@ -37,7 +38,7 @@ type document struct {
 var everywhere = []int{400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504}
 
 // routes creates the mux and the document from the same list.
-func (s *Server) routes() (*http.ServeMux, document, error) {
+func (s *Server) routes() (*http.ServeMux, document) {
 	mux := http.NewServeMux()
 	formats := map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat}
 	api := humago.New(mux, huma.Config{
@@ -107,11 +108,7 @@ func (s *Server) routes() (*http.ServeMux, document, error) {
 			doc.Paths[clean] = item
 		}
 	}
-	d := document{api: api}
-	var err1, err2 error
-	d.json, err1 = doc.MarshalJSON()
-	d.yaml, err2 = doc.YAML()
-	return mux, d, errors.Join(err1, err2)
+	return mux, document{api, sync.OnceValues(doc.MarshalJSON), sync.OnceValues(doc.YAML)}
 }
 
 // schemaName distinguishes types that have the same name in different packages.
