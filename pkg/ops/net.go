@@ -119,9 +119,11 @@ var (
 		ID: "reloadNetwork", Method: http.MethodPost, Path: netPath + "/reload", Tag: "network", Need: Admin, Errors: []int{404, 409},
 		Summary: "Reload network settings into a running session",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (session.View, error) {
-		return e.withSession(ctx, r.ID, func(s session.Session) (session.Session, error) {
-			return s, session.Net{Sessions: e.sessions()}.ApplyPolicy(ctx, s)
-		})
+		s, err := e.ready(ctx, r.ID)
+		if err == nil {
+			err = session.Net{Sessions: e.sessions()}.ApplyPolicy(ctx, s)
+		}
+		return s.View(), err
 	}}
 
 	ExplainName = Operation[ExplainRequest, Explanations]{Spec{

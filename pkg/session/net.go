@@ -248,7 +248,11 @@ func (net Net) enforce(ctx context.Context, s Session) (*policy.Policy, error) {
 		return p, err
 	}
 	if err := g.SetPolicy(ctx, p); err != nil {
-		return p, fail.New(fail.CodeOf(err), "%w", err).WithHint("agent-sessionizer start %s", s.Name)
+		code := fail.CodeOf(err)
+		if errors.Is(err, gateway.ErrNotRunning) {
+			code = fail.Conflict // like a session that is not running
+		}
+		return p, fail.New(code, "%w", err).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	return p, nil
 }
