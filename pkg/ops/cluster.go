@@ -83,7 +83,7 @@ var (
 		valid := defaultInvitation
 		if r.Body.Valid != "" {
 			if valid, err = time.ParseDuration(r.Body.Valid); err != nil {
-				return JoinToken{}, fail.New(fail.Usage, "valid must be a duration such as 1h: %w", err)
+				return JoinToken{}, fail.New(fail.Usage, "valid must be a duration such as 1h: %w", err).WithHint("agent-sessionizer cluster token --valid 1h")
 			}
 		}
 		t, err := p.Invite(ctx, r.Body.Role, valid)

@@ -18,7 +18,7 @@ import (
 func Observation(p config.Paths, s Session) (guestproto.Observation, time.Time, error) {
 	f, err := os.Open(p.Observation(s.ID))
 	if errors.Is(err, fs.ErrNotExist) {
-		return guestproto.Observation{}, time.Time{}, fail.New(fail.NotFound, "session %s has no observation yet", s.Name)
+		return guestproto.Observation{}, time.Time{}, fail.New(fail.NotFound, "session %s has no observation yet", s.Name).WithHint("agent-sessionizer logs %s", s.Name)
 	}
 	if err != nil {
 		return guestproto.Observation{}, time.Time{}, fail.New(fail.Host, "read observation of session %s: %w", s.Name, err)
