@@ -30,7 +30,9 @@ func (f File) Path() string {
 	if f.Artifact != "" {
 		parts := strings.Split(f.Artifact, "/")
 		for i, p := range parts {
-			parts[i] = url.PathEscape(p)
+			if parts[i] = url.PathEscape(p); p == "." || p == ".." { // no name of an artifact; the host's answer says so
+				parts[i] = strings.ReplaceAll(p, ".", "%2E")
+			}
 		}
 		return Task(f.Task).Path() + "/artifacts/" + strings.Join(parts, "/")
 	}
