@@ -4,8 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +24,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -25,6 +39,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/traceid"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/fake"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 // host is an implementation of ops.Host with the caller's scope.
@@ -101,18 +117,137 @@ func TestOperations(t *testing.T) {
 			}
 			r.engine.Driver = func() (vm.Driver, error) { return driver, nil }
 			var said strings.Builder
-			as := func(scope ops.Scope) host { return host{of(r, scope), r, &said} }
+			uses := map[string]bool{}
+			as := func(scope ops.Scope) host { return host{recordingHost{of(r, scope), uses}, r, &said} }
 			checkSessions(as)
 			checkTasks(as)
+			checkTaskFiles(as)
 			checkRest(as)
+			checkGuest(as)
 			checkQuestions(as)
 			checkGatewayQuestions(as)
+			checkCluster(as)
 			answers[name] = normal(said.String())
+			checkUses(t, uses)
 		})
 	}
 	if diff := cmp.Diff(answers["engine"], answers["client over an address"]); diff != "" {
 		t.Errorf("answers differ (-engine +client):\n%s", diff)
 	}
+}
+
+// recordingHost records which operations and methods of a Host were used, and whether once
+// successfully.
+type recordingHost struct {
+	ops.Host
+	uses map[string]bool
+}
+
+func (h recordingHost) record(use string, err error) { h.uses[use] = h.uses[use] || err == nil }
+
+func (h recordingHost) Perform(ctx context.Context, c ops.Call) error {
+	err := h.Host.Perform(ctx, c)
+	h.record("Perform", err)
+	h.record(c.ID, err)
+	return err
+}
+
+func (h recordingHost) Events(ctx context.Context, of ops.Subject, after int64, follow bool) iter.Seq2[store.Event, error] {
+	return func(yield func(store.Event, error) bool) {
+		for ev, err := range h.Host.Events(ctx, of, after, follow) {
+			h.record("Events", err)
+			if !yield(ev, err) {
+				return
+			}
+		}
+	}
+}
+
+func (h recordingHost) Read(ctx context.Context, f ops.File) (io.ReadCloser, error) {
+	r, err := h.Host.Read(ctx, f)
+	h.record("Read", err)
+	return r, err
+}
+
+func (h recordingHost) Dial(ctx context.Context, id string, shared bool) (*ssh.Client, error) {
+	c, err := h.Host.Dial(ctx, id, shared)
+	h.record("Dial", err)
+	return c, err
+}
+
+// onlyRefused are the operations that do not succeed in this test, because they wait for the
+// session's keeper, and the script in which each succeeds instead.
+var onlyRefused = map[string]string{
+	"createCheckpoint": "checkpoint", "removeCheckpoint": "checkpoint", "restoreCheckpoint": "checkpoint", "forkSession": "fork",
+	"publishPorts": "enforce", "renewLease": "lifetime", "rebindWorkspace": "workspace",
+}
+
+// checkUses checks that each operation of package ops, and each method of ops.Host, was used
+// successfully, so that a new one must get a case here.
+func checkUses(t *testing.T, uses map[string]bool) {
+	t.Helper()
+	known := operationIDs(t)
+	for m := range reflect.TypeFor[ops.Host]().Methods() {
+		known = append(known, m.Name)
+	}
+	for _, name := range known {
+		succeeded, used := uses[name]
+		reason := onlyRefused[name]
+		switch {
+		case !used:
+			t.Errorf("%s has no case, want one in TestOperations", name)
+		case !succeeded && reason == "":
+			t.Errorf("%s never succeeded, want a case in which it does", name)
+		case succeeded && reason != "":
+			t.Errorf("%s succeeded, want it removed from onlyRefused", name)
+		}
+	}
+	for name, script := range onlyRefused {
+		if _, err := os.Stat("../../test/script/testdata/" + script + ".txtar"); err != nil || !slices.Contains(known, name) {
+			t.Errorf("%s in onlyRefused: %v, want an operation and its script", name, err)
+		}
+	}
+}
+
+// operationIDs returns the ids of all operations in the source of package ops.
+func operationIDs(t *testing.T) (ids []string) {
+	t.Helper()
+	files, err := filepath.Glob("../ops/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			if of, ok := lit.Type.(*ast.IndexListExpr); !ok || fmt.Sprint(of.X) != "Operation" || len(lit.Elts) == 0 {
+				return true
+			}
+			spec, ok := lit.Elts[0].(*ast.CompositeLit)
+			for i := 0; ok && i < len(spec.Elts); i++ {
+				if kv, ok := spec.Elts[i].(*ast.KeyValueExpr); ok && fmt.Sprint(kv.Key) == "ID" {
+					id, err := strconv.Unquote(kv.Value.(*ast.BasicLit).Value)
+					if err != nil || slices.Contains(ids, id) {
+						t.Fatalf("operation id %q in %s: %v, want another one for each", id, name, err)
+					}
+					ids = append(ids, id)
+					return true
+				}
+			}
+			t.Fatalf("an operation in %s has no id that can be read", name)
+			return true
+		})
+	}
+	if len(ids) < 60 {
+		t.Fatalf("operations in the source = %v, want more", ids)
+	}
+	return ids
 }
 
 var (
@@ -121,6 +256,8 @@ var (
 	anyLink = regexp.MustCompile(`http://[^"]+#code=[\w-]+`)
 	figures = regexp.MustCompile(`"(seq|images|vms|mirrors|tasks|sessions|free)":\d+`)
 	anyPath = regexp.MustCompile(`"(sha256|digest)":"[0-9a-f]+"`)
+	anyDir  = regexp.MustCompile(`"(dir|root)":"[^"]*/agent-`)
+	anyPort = regexp.MustCompile(`"127\.0\.0\.1:\d+"`)
 )
 
 // normal replaces what differs between two runs.
@@ -128,6 +265,7 @@ func normal(text string) string {
 	ids := map[string]string{}
 	text = figures.ReplaceAllString(text, `"$1":N`)
 	text = anyLink.ReplaceAllString(text, "LINK")
+	text = anyPort.ReplaceAllString(anyDir.ReplaceAllString(text, `"$1":"DIR/agent-`), `"PORT"`)
 	text = anyPath.ReplaceAllString(anyTime.ReplaceAllString(text, "TIME"), `"DIGEST"`)
 	return anyID.ReplaceAllStringFunc(text, func(id string) string {
 		key := strings.TrimPrefix(id, "-")
@@ -213,6 +351,26 @@ func checkSessions(as func(ops.Scope) host) {
 		t.Errorf("session = %+v, want that of acme/app", v)
 	}
 
+	refused(reader, fail.Policy, ops.VisitSession, at)
+	if v := mustAsk(h, ops.VisitSession, at); v.ID != made.ID {
+		t.Errorf("visited session = %s, want %s", v.ID, made.ID)
+	}
+	if p := mustAsk(reader, ops.GetProgress, at); p.Session.ID != made.ID || p.Newest < 1 || p.After >= p.Newest {
+		t.Errorf("progress = %+v, want the session, and its work after an event before the newest", p)
+	}
+	refused(reader, fail.NotFound, ops.GetProgress, ops.SessionPath{ID: "0123456789ab"})
+	refused(reader, fail.Policy, ops.TendSession, at)
+	if v := mustAsk(h, ops.TendSession, at); v.State != session.Creating {
+		t.Errorf("session with a keeper = %+v, want it in state creating", v)
+	}
+	refused(h, fail.NotFound, ops.TendSession, ops.SessionPath{ID: "0123456789ab"})
+	open := ops.OpenRequest{SessionPath: at}
+	refused(reader, fail.Policy, ops.OpenSession, open)
+	if a := mustAsk(h, ops.OpenSession, open); a.ID != made.ID || a.Created {
+		t.Errorf("opened session = %+v, want %s, not created", a, made.ID)
+	}
+	refused(h, fail.NotFound, ops.OpenSession, ops.OpenRequest{SessionPath: ops.SessionPath{ID: "0123456789ab"}})
+
 	renew := ops.LeaseRequest{SessionPath: at}
 	refused(reader, fail.Policy, ops.RenewLease, renew)
 	refused(h, fail.Conflict, ops.RenewLease, renew) // the settings have no lease
@@ -294,6 +452,8 @@ func checkSessions(as func(ops.Scope) host) {
 	if allowed() {
 		t.Error("files.example.org is allowed after net deny")
 	}
+	refused(reader, fail.Policy, ops.ReloadNetwork, at)
+	refused(h, fail.Conflict, ops.ReloadNetwork, at) // it is not running
 	bad := files
 	bad.Body.Names = []string{"not a name"}
 	if _, err := ask(h, ops.AllowNames, bad); fail.CodeOf(err) != fail.Usage {
@@ -400,6 +560,11 @@ func checkTasks(as func(ops.Scope) host) {
 	refused(reader, fail.Policy, ops.SubmitTask, submit(manifestYAML, ""))
 	refused(client, fail.Usage, ops.SubmitTask, submit("version: 9\n", ""))
 	refused(client, fail.Policy, ops.SubmitTask, submit(strings.Replace(manifestYAML, "acme/app", "other/app", 1), ""))
+	refused(reader, fail.Policy, ops.CheckTask, submit(manifestYAML, ""))
+	refused(client, fail.Usage, ops.CheckTask, submit("version: 9\n", ""))
+	if c := mustAsk(client, ops.CheckTask, submit(manifestYAML, "")); c.Repository != "acme/app" || !strings.Contains(string(c.Manifest), `"retries"`) {
+		t.Errorf("checked manifest of %s = %s, want one of acme/app with defaults", c.Repository, c.Manifest)
+	}
 	made := mustAsk(client, ops.SubmitTask, submit(manifestYAML, "once"))
 	if again := mustAsk(client, ops.SubmitTask, submit(manifestYAML, "once")); again.ID != made.ID {
 		t.Errorf("repeated submission = task %s, want %s", again.ID, made.ID)
@@ -427,6 +592,64 @@ func checkTasks(as func(ops.Scope) host) {
 	}
 	mustAsk(h, ops.DestroyTask, at)
 	refused(reader, fail.NotFound, ops.GetTask, ops.TaskPath{ID: "0123456789ab"})
+}
+
+func checkTaskFiles(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	id := h.submit().ID
+	at := ops.TaskPath{ID: id}
+	if v := mustAsk(reader, ops.FindTask, ops.FindTaskRequest{Name: id[:8]}); v.ID != id {
+		t.Errorf("task %s = %s, want %s", id[:8], v.ID, id)
+	}
+	refused(reader, fail.NotFound, ops.FindTask, ops.FindTaskRequest{Name: "nothing"})
+	refused(reader, fail.Usage, ops.FindTask, ops.FindTaskRequest{Name: "try"}) // several tasks have that name
+	if l := mustAsk(reader, ops.ListArtifacts, at); len(l.Artifacts)+len(l.Skipped) != 0 {
+		t.Errorf("artifacts of a waiting task = %+v, want none", l)
+	}
+	const patch = "diff --git a b\n"
+	h.bring(id, map[string][]byte{"files/a b.patch": []byte(patch)})
+	if l := mustAsk(reader, ops.ListArtifacts, at); len(l.Artifacts) != 1 || l.Artifacts[0].Size != int64(len(patch)) || len(l.Skipped) != 1 {
+		t.Errorf("artifacts = %+v, want the patch, and one that was skipped", l)
+	}
+	refused(reader, fail.NotFound, ops.ListArtifacts, ops.TaskPath{ID: "0123456789ab"})
+	dir := h.tasks.Dir(id)
+	if err := errors.Join(os.WriteFile(dir.Stdout(), []byte("out"), 0o600), os.WriteFile(dir.Stderr(), []byte("err"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		file ops.File
+		want string
+		code fail.Code
+	}{
+		{ops.File{Artifact: "files/a b.patch"}, patch, 0},
+		{ops.File{Stream: "stdout"}, "out", 0},
+		{ops.File{Stream: "stderr", Follow: true}, "err", 0},
+		{ops.File{Artifact: "../task.json"}, "", fail.NotFound},
+		{ops.File{Artifact: "nothing"}, "", fail.NotFound},
+		{ops.File{Task: "0123456789ab", Stream: "stdout"}, "", fail.NotFound},
+	} {
+		if c.file.Task == "" {
+			c.file.Task = id
+		}
+		text, err := readAll(reader, c.file)
+		if text != c.want || err == nil != (c.code == 0) || err != nil && (fail.CodeOf(err) != c.code || fail.HintOf(err) == "") {
+			t.Errorf("file %+v = %q, %v (hint %q), want %q, code %v with a hint", c.file, text, err, fail.HintOf(err), c.want, c.code)
+		}
+	}
+}
+
+// readAll reads a file of a task.
+func readAll(h host, f ops.File) (string, error) {
+	ctx, cancel := context.WithTimeout(traceid.With(h.t.Context(), traceID), deadline)
+	defer cancel()
+	r, err := h.Read(ctx, f)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	text, err := io.ReadAll(r)
+	return string(text), err
 }
 
 func checkRest(as func(ops.Scope) host) {
@@ -481,6 +704,23 @@ func checkRest(as func(ops.Scope) host) {
 	if all := mustAsk(h, ops.ListExecs, start.SessionPath); len(all.Execs) != 1 || len(all.Execs[0].Argv) != 2 {
 		t.Errorf("commands = %+v, want one with its command line", all)
 	}
+	start.Body.Argv = []string{"sleep", "600"}
+	if x, err = ops.StartExec.On(ctx, h.Host, start); err != nil {
+		t.Fatal(err)
+	}
+	running := ops.ExecPath{SessionPath: start.SessionPath, Exec: x.ID}
+	refused(reader, fail.Policy, ops.CancelExec, running)
+	refused(h, fail.NotFound, ops.CancelExec, ops.ExecPath{SessionPath: start.SessionPath, Exec: "0123456789ab"})
+	if _, err := ops.CancelExec.On(ctx, h.Host, running); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the end of the cancelled command", func() bool {
+		x, err = ops.GetExec.On(ctx, h.Host, running)
+		return err != nil || x.State != ops.ExecRunning
+	})
+	if err != nil || x.State != ops.ExecCancelled {
+		t.Errorf("cancelled command = %+v, %v, want state %s", x, err, ops.ExecCancelled)
+	}
 	conn, err := h.Dial(ctx, id, true)
 	if err != nil {
 		t.Fatal(err)
@@ -496,6 +736,151 @@ func checkRest(as func(ops.Scope) host) {
 	}
 	if _, err := h.Dial(ctx, "0123456789ab", false); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("login to an unknown session = %v, want code %s", err, fail.NotFound)
+	}
+}
+
+// checkGuest checks what needs a guest that runs.
+func checkGuest(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	const id = "dddd11112222"
+	h.session(id)
+	guest := h.agent(id)
+	at := ops.SessionPath{ID: id}
+
+	run := ops.RunRequest{SessionPath: at}
+	run.Body.Command = "echo out; echo err >&2; exit 3"
+	if r := mustAsk(h, ops.RunCommand, run); r.ExitCode == nil || *r.ExitCode != 3 || r.Stdout != "out\n" || r.Stderr != "err\n" {
+		t.Errorf("result of a command = %+v, want out, err and exit status 3", r)
+	}
+	run.Body.Command, run.Body.Seconds = "sleep 60", 1
+	if r := mustAsk(h, ops.RunCommand, run); !r.TimedOut || r.ExitCode != nil {
+		t.Errorf("result of a slow command = %+v, want that it timed out", r)
+	}
+
+	mustAsk(h, ops.ReloadNetwork, at)
+	refused(h, fail.Conflict, ops.DiffSession, at) // nothing is cloned
+	refused(h, fail.Conflict, ops.FetchSession, at)
+	commit := guest.clone()
+	if c := mustAsk(reader, ops.DiffSession, at); c.Base != commit || len(c.Files) != 1 || c.Files[0].Path != "new.txt" || !strings.Contains(c.Patch, "+by the agent") {
+		t.Errorf("changes = %+v, want new.txt since %s", c, commit)
+	}
+	refused(reader, fail.Policy, ops.FetchSession, at)
+	if f, err := ops.FetchSession.On(t.Context(), h.Host, at); err != nil || f.Commits != 1 || len(f.Refs) == 0 { // sizes differ
+		t.Errorf("fetched = %+v, %v, want one commit", f, err)
+	}
+
+	refused(reader, fail.NotFound, ops.GetScreen, at) // the keeper saves it
+	guest.observe(guestproto.Observation{Screen: []string{"$ make", "ok"}, Agents: []guestproto.Agent{{Name: "claude", State: guestproto.AgentDone}}})
+	if s := mustAsk(reader, ops.GetScreen, at); len(s.Screen) != 2 || len(s.Agents) != 1 || s.Agents[0].State != guestproto.AgentDone || s.At.IsZero() {
+		t.Errorf("screen = %+v, want two lines, and an agent that is done", s)
+	}
+	prompt := ops.PromptRequest{SessionPath: at}
+	prompt.Body.Text = "go on\nwith it"
+	mustAsk(h, ops.SendPrompt, prompt)
+	guest.awaitPrompt("go on\nwith it\n")
+	if l := mustAsk(reader, ops.ListWindows, at); len(l.Windows) == 0 {
+		t.Error("windows = none, want those of tmux")
+	}
+	mustAsk(h, ops.RefreshSecrets, at)
+
+	login := ops.LoginRequest{SessionPath: at}
+	_, public, err := ssh.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	login.Body.PublicKey = public
+	if l, err := ops.LoginSession.On(t.Context(), h.Host, login); err != nil || l.Certificate == "" || time.Until(l.Expires) <= 0 { // keys differ
+		t.Errorf("login = %+v, %v, want a certificate", l, err)
+	}
+
+	var workspace ops.WorkspaceRequest
+	workspace.Body.Name = "data"
+	mustAsk(h, ops.CreateWorkspace, workspace)
+	attach := ops.AttachWorkspaceRequest{WorkspacePath: ops.WorkspacePath{Name: "data"}}
+	attach.Body.Session = id
+	if _, err := h.store.Update(t.Context(), id, func(row *store.Session) (store.Event, error) {
+		row.Phase, row.Desired = string(session.Stopped), string(session.Stopped)
+		return store.Event{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if ws := mustAsk(h, ops.AttachWorkspace, attach); ws.Session == "" {
+		t.Errorf("workspace = %+v, want it attached", ws)
+	}
+	refused(h, fail.Conflict, ops.DeleteWorkspace, attach.WorkspacePath)
+	mustAsk(h, ops.DetachWorkspace, attach.WorkspacePath)
+}
+
+// checkCluster checks the operations on a cluster: on a host outside of one, and on its core.
+func checkCluster(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t.(*testing.T)
+	invite := ops.InviteRequest{}
+	invite.Body.Role = cluster.Worker
+	drain := ops.DrainRequest{ClusterHostPath: ops.ClusterHostPath{Name: "two"}}
+	drain.Body.Drained = true
+	refused(reader, fail.Conflict, ops.ListClusterHosts, struct{}{})
+	refused(h, fail.Conflict, ops.InviteHost, invite)
+	refused(h, fail.Conflict, ops.DrainHost, drain)
+	refused(h, fail.Conflict, ops.RemoveHost, drain.ClusterHostPath)
+
+	if _, err := cluster.Found(h.tasks.Sessions.Config.Paths.Cluster(), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+		t.Fatal(err)
+	}
+	one := h.join()
+	h, reader = as(ops.Admin), as(ops.Read) // the engine has changed
+	refused(reader, fail.Policy, ops.InviteHost, invite)
+	refused(reader, fail.Policy, ops.DrainHost, drain)
+	refused(reader, fail.Policy, ops.RemoveHost, drain.ClusterHostPath)
+	refused(h, fail.NotFound, ops.DrainHost, drain) // two is not admitted yet
+	refused(h, fail.NotFound, ops.RemoveHost, drain.ClusterHostPath)
+	invite.Body.Valid = "soon"
+	refused(h, fail.Usage, ops.InviteHost, invite)
+	invite.Body.Valid = "2h"
+
+	// The answers have keys, times and figures, so they are not compared.
+	ctx, cancel := context.WithTimeout(traceid.With(t.Context(), traceID), deadline)
+	defer cancel()
+	invitation, err := ops.InviteHost.On(ctx, h.Host, invite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := cluster.ParseToken(invitation.Token)
+	if left := time.Until(invitation.ExpiresAt); err != nil || left > 2*time.Hour || left < time.Hour {
+		t.Fatalf("invitation = token %v, %v, valid for %v, want 2h", token, err, left)
+	}
+	dir := testenv.ShortDir(t)
+	testenv.WaitFor(t, "the admission of two", func() bool { // the core hears of the token a moment later
+		try, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		_, err := cluster.Join(try, dir, token, cluster.Applicant{Name: "two"})
+		return err == nil
+	})
+	testenv.WaitFor(t, "that one knows two", func() bool { _, ok := one.node.Member("two"); return ok })
+	names := func() (all []string) {
+		list, err := ops.ListClusterHosts.On(ctx, reader.Host, struct{}{})
+		if err != nil || list.Cluster != "team" || list.Host != "one" {
+			t.Errorf("hosts = %+v, %v, want those of team, by one", list, err)
+		}
+		for _, v := range list.Hosts {
+			all = append(all, v.Name)
+		}
+		return all
+	}
+	if got := names(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("hosts = %v, want one and two", got)
+	}
+	drain.Name = "one"
+	for _, drained := range []bool{true, false} {
+		drain.Body.Drained = drained
+		if v, err := ops.DrainHost.On(ctx, h.Host, drain); err != nil || v.Name != "one" || drained != (v.State == fleet.Drains || v.State == fleet.Drained) {
+			t.Errorf("host after drain %t = %+v, %v", drained, v, err)
+		}
+	}
+	refused(h, fail.Usage, ops.RemoveHost, ops.ClusterHostPath{Name: "one"}) // itself
+	if v, err := ops.RemoveHost.On(ctx, h.Host, ops.ClusterHostPath{Name: "two"}); err != nil || v.Name != "two" || v.State != fleet.Removed {
+		t.Errorf("removed host = %+v, %v, want two, removed", v, err)
 	}
 }
 
@@ -516,6 +901,9 @@ func checkQuestions(as func(ops.Scope) host) {
 		store.Question{ID: "0123ffffffff", GuestID: "2", Kind: "question", Agent: "claude", Text: "Which?", Choices: []string{"this", "that"}},
 	)
 	first := ops.QuestionPath{ID: "0123456789ab"}
+	if q := mustAsk(reader, ops.GetQuestion, first); q.Text != "Bash: ls" || q.State != store.QuestionOpen {
+		t.Errorf("question = %+v, want Bash: ls, open", q)
+	}
 	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{Session: id}); len(list.Questions) != 2 || list.Questions[0].ID != first.ID || list.Questions[0].Name != name {
 		t.Errorf("questions = %+v, want two of %s, the oldest first", list, name)
 	}
