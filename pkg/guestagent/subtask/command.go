@@ -74,8 +74,11 @@ func one(name string, rest []string) (string, error) {
 	if len(rest) != 1 || rest[0] == "" {
 		return "", fail.New(fail.Usage, "%s: takes the id of one subtask", name).WithHint("agent-guest task list")
 	}
-	return "/tasks/" + url.PathEscape(rest[0]), nil
+	return "/tasks/" + escape(rest[0]), nil
 }
+
+// escape returns one part of a path. With its dots escaped, no part means another directory.
+func escape(part string) string { return strings.ReplaceAll(url.PathEscape(part), ".", "%2E") }
 
 // Submit submits a subtask, and prints its id.
 func Submit(ctx context.Context, g sys.Guest, args []string, s IO) error {
@@ -238,7 +241,7 @@ func Wait(ctx context.Context, g sys.Guest, args []string, s IO) error {
 	for _, id := range rest {
 		var v view
 		for !v.over() {
-			err := ask(ctx, g, request{method: "GET", path: "/tasks/" + url.PathEscape(id) + "?wait=50"}, &v)
+			err := ask(ctx, g, request{method: "GET", path: "/tasks/" + escape(id) + "?wait=50"}, &v)
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return fail.New(fail.Timeout, "subtask %s has not ended within %v", id, o.timeout).WithHint("agent-guest task wait %s", id)
 			}
@@ -277,7 +280,7 @@ func Artifacts(ctx context.Context, g sys.Guest, args []string, s IO) error {
 	path += "/artifacts"
 	if o.get != "" {
 		for part := range strings.SplitSeq(o.get, "/") {
-			path += "/" + url.PathEscape(part)
+			path += "/" + escape(part)
 		}
 		return call(ctx, g, request{method: "GET", path: path}, s.Out)
 	}
