@@ -129,4 +129,3 @@ func (g guest) clone() (base string) {
 	}
 	return base
 }
-

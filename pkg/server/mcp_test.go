@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +120,77 @@ func TestMCP(t *testing.T) {
 		if isError != c.fails || !strings.Contains(text, c.want) {
 			t.Errorf("%s %v = %s (error %v), want %q (error %v)", c.tool, c.args, text, isError, c.want, c.fails)
 		}
+	}
+}
+
+// TestMCPScopes checks that each tool is in the table of docs/mcp.md, and refuses a client with less
+// than the scope that the table names.
+func TestMCPScopes(t *testing.T) {
+	text, err := os.ReadFile("../../docs/mcp.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	needs := map[string]ops.Scope{}
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[a-z_`, ]+`) \\| .* \\| ([a-z, ]+) \\|$").FindAllStringSubmatch(string(text), -1) {
+		scopes := strings.Split(row[2], ", ")
+		for i, name := range strings.Split(row[1], ", ") {
+			needs[strings.Trim(name, "`")] = ops.Scope(scopes[min(i, len(scopes)-1)])
+		}
+	}
+	r := newRig(t, Limits{})
+	const id = "aaaa11112222"
+	r.session(id)
+	r.ask(id, store.Question{ID: "0123456789ab", GuestID: "1", Kind: "permission", Agent: "claude", Text: "Bash: ls"})
+	arguments := map[string]any{
+		"session": id, "repo": "acme/app", "command": "ls", "text": "go on", "manifest": manifestYAML, "task": r.submit().ID,
+		"question": "0123", "answer": "allow", "seconds": 1,
+	}
+	clients := map[ops.Scope]*mcp.ClientSession{}
+	for _, scope := range ops.Scopes() {
+		clients[scope] = r.mcpClient(scope)
+	}
+	list, err := clients[ops.Admin].ListTools(t.Context(), nil)
+	if err != nil || len(list.Tools) != len(needs) {
+		t.Fatalf("tools = %d, %v, want the %d of docs/mcp.md", len(list.Tools), err, len(needs))
+	}
+	before := r.counts(t)
+	for _, tool := range list.Tools {
+		need, ok := needs[tool.Name]
+		if !ok {
+			t.Errorf("tool %s is not in docs/mcp.md", tool.Name)
+		}
+		schema := tool.InputSchema.(map[string]any)
+		args := map[string]any{}
+		required, _ := schema["required"].([]any)
+		properties, _ := schema["properties"].(map[string]any) // some have none
+		for name := range properties {
+			value, known := arguments[name]
+			if !known && slices.Contains(required, any(name)) {
+				t.Errorf("argument %s of %s is unknown, want a value for it in this test", name, tool.Name)
+			}
+			if known {
+				args[name] = value
+			}
+		}
+		for _, scope := range ops.Scopes() {
+			if scope == need {
+				break
+			}
+			if text, isError := useTool(t, clients[scope], tool.Name, args); !isError || !strings.Contains(text, "needs the scope "+string(need)) {
+				t.Errorf("%s with scope %s = %s (error %t), want that it needs %s", tool.Name, scope, text, isError, need)
+			}
+		}
+		if need == ops.Read {
+			if text, _ := useTool(t, clients[ops.Read], tool.Name, args); strings.Contains(text, "needs the scope") {
+				t.Errorf("%s with scope read = %s, want no refusal", tool.Name, text)
+			}
+		}
+		if tool.Annotations.ReadOnlyHint != (need == ops.Read) {
+			t.Errorf("%s is read-only: %t, and needs %s", tool.Name, tool.Annotations.ReadOnlyHint, need)
+		}
+	}
+	if after := r.counts(t); after != before {
+		t.Errorf("refused calls changed sessions, tasks and questions from %v to %v", before, after)
 	}
 }
 
