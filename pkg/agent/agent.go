@@ -7,7 +7,6 @@
 package agent
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -20,15 +19,18 @@ func Command(a manifest.Agent) []string {
 	switch a.Kind {
 	case manifest.Claude:
 		argv := []string{"claude", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose"}
-		if a.Permissions == manifest.AskPermissions { // its hook passes them to the host
-			argv = slices.Replace(argv, 1, 2, "--permission-mode", "default")
+		if a.Permissions == manifest.AskPermissions { // its client has to answer
+			argv = []string{"agent-guest", "claude"}
 		}
 		argv = option(argv, "--model", a.Model)
 		if a.MaxTurns > 0 {
 			argv = append(argv, "--max-turns", strconv.Itoa(a.MaxTurns))
 		}
 		argv = option(argv, "--tools", strings.Join(a.AllowedTools, ","))
-		return append(argv, "--print", "--", a.Prompt)
+		if a.Permissions != manifest.AskPermissions {
+			argv = append(argv, "--print")
+		}
+		return append(argv, "--", a.Prompt)
 	case manifest.Codex:
 		if a.Permissions == manifest.AskPermissions { // codex exec cannot ask
 			return append(option([]string{"agent-guest", "codex"}, "--model", a.Model), "--", a.Prompt)

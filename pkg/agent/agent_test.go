@@ -35,8 +35,8 @@ func TestCommand(t *testing.T) {
 		},
 		{
 			"claude that asks",
-			manifest.Agent{Kind: manifest.Claude, Prompt: "Fix it.", Permissions: manifest.AskPermissions},
-			[]string{"claude", "--permission-mode", "default", "--output-format", "stream-json", "--verbose", "--print", "--", "Fix it."},
+			manifest.Agent{Kind: manifest.Claude, Prompt: "Fix it.", Permissions: manifest.AskPermissions, MaxTurns: 3, AllowedTools: []string{"Read", "Edit"}},
+			[]string{"agent-guest", "claude", "--max-turns", "3", "--tools", "Read,Edit", "--", "Fix it."},
 		},
 		{
 			"codex",

@@ -16,6 +16,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/boot"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/clauderun"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/codexrun"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/netguard"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/observe"
@@ -49,6 +50,7 @@ type options struct {
 	output taskrun.Offsets
 	home   homeOptions
 	codex  codexrun.Options
+	claude clauderun.Options
 }
 
 // call is one use of a command.
@@ -114,6 +116,14 @@ func commands() []command {
 		}, func(ctx context.Context, c *call) error {
 			frugal()
 			return observe.Ask(ctx, c.guest, c.args[0], c.ask, c.out)
+		}},
+		{"claude", "[--model MODEL] [--max-turns N] [--tools LIST] PROMPT", "run Claude Code unattended; the user answers its requests", 1, func(f *flag.FlagSet, o *options) {
+			f.StringVar(&o.claude.Model, "model", "", "")
+			f.IntVar(&o.claude.MaxTurns, "max-turns", 0, "")
+			f.StringVar(&o.claude.Tools, "tools", "", "")
+		}, func(ctx context.Context, c *call) error {
+			frugal()
+			return clauderun.Run(ctx, c.guest, c.claude, c.args[0], c.out, c.errs)
 		}},
 		{"codex", "[--model MODEL] PROMPT", "run Codex unattended; the user answers its requests", 1, func(f *flag.FlagSet, o *options) {
 			f.StringVar(&o.codex.Model, "model", "", "")

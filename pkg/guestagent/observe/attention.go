@@ -105,6 +105,10 @@ func (e event) text(field string) string {
 	return s
 }
 
+// Runner is the variable with the process number of a client that runs an agent and answers its
+// permissions. The agent runs its hooks in addition.
+const Runner = "AGENT_GUEST_RUNNER"
+
 // Hook records what an agent's hook reports. If the agent asks a question, Hook makes it known
 // to the host. It prints nothing but the host's answer and never fails, because an agent would
 // treat either as an answer to its pending action.
@@ -123,10 +127,14 @@ func Hook(ctx context.Context, g sys.Guest, args []string, in io.Reader, out io.
 	if !ok {
 		return
 	}
+	asks := e.text("hook_event_name") == "PermissionRequest"
+	if asks && os.Getenv(Runner) == strconv.Itoa(p.Parent) {
+		return // its runner asks, and records that
+	}
 	if recordEvent(g, args[0], p, e, now) != nil {
 		return
 	}
-	if e.text("hook_event_name") != "PermissionRequest" {
+	if !asks {
 		endDialogs(g, e, p)
 		return
 	}

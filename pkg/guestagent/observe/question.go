@@ -323,9 +323,55 @@ func SplitAnswer(answer string, questions int) []string {
 	return lines[:min(len(lines), questions)]
 }
 
+// ToolUse is what an agent asks its user to permit.
+type ToolUse struct {
+	Tool     string
+	Input    json.RawMessage
+	Subagent string // its id; "" for the agent itself
+}
+
+// DecideTool asks the host's user what a Claude Code without a terminal asks its client, and returns
+// the decision. While it waits, the agent counts as blocked.
+func DecideTool(ctx context.Context, g sys.Guest, agent sys.Process, use ToolUse) (decision map[string]any, err error) {
+	e := event{"tool_input": use.Input}
+	for field, text := range map[string]string{"hook_event_name": "PermissionRequest", "tool_name": use.Tool, "agent_id": use.Subagent} {
+		if e[field], err = json.Marshal(text); err != nil {
+			return nil, err
+		}
+	}
+	if err := recordEvent(g, "claude", agent, e, time.Now().UTC()); err != nil {
+		return nil, err
+	}
+	q := e.question("claude", agent)
+	answer, ok, err := Await(ctx, g, q.Question)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, errors.New("the question ended without an answer")
+	}
+	decision, err = e.decision(q, answer)
+	if _, changed := decision["updatedInput"]; decision["behavior"] == guestproto.Allow && !changed {
+		decision["updatedInput"] = use.Input // a client must repeat it
+	}
+	return decision, err
+}
+
 // decideForClaude writes the answer to a question in the form in which Claude Code takes the
 // decision of a PermissionRequest hook, see https://code.claude.com/docs/en/hooks.
 func (e event) decideForClaude(q question, answer string, out io.Writer) error {
+	decision, err := e.decision(q, answer)
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(map[string]any{
+		"hookSpecificOutput": map[string]any{"hookEventName": "PermissionRequest", "decision": decision},
+	})
+}
+
+// decision returns what an answer to a question means to Claude Code. Its hooks and its clients
+// use the same form.
+func (e event) decision(q question, answer string) (map[string]any, error) {
 	decision := map[string]any{"behavior": guestproto.Allow}
 	switch {
 	case answer == guestproto.Deny:
@@ -333,7 +379,7 @@ func (e event) decideForClaude(q question, answer string, out io.Writer) error {
 	case q.Kind == guestproto.AskChoice:
 		input, err := e.answered(answer)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		decision["updatedInput"] = input
 	case answer != guestproto.Allow:
@@ -341,9 +387,7 @@ func (e event) decideForClaude(q question, answer string, out io.Writer) error {
 	case q.Kind == guestproto.AskPlan: // without its input, Claude Code asks its user nevertheless
 		decision["updatedInput"] = e["tool_input"]
 	}
-	return json.NewEncoder(out).Encode(map[string]any{
-		"hookSpecificOutput": map[string]any{"hookEventName": "PermissionRequest", "decision": decision},
-	})
+	return decision, nil
 }
 
 // answered returns the input of the tool AskUserQuestion with the answers, one per line.
