@@ -134,8 +134,8 @@ func Hook(ctx context.Context, g sys.Guest, args []string, in io.Reader, out io.
 	if recordEvent(g, args[0], p, e, now) != nil {
 		return
 	}
+	endDialogs(g, e, p)
 	if !asks {
-		endDialogs(g, e, p)
 		return
 	}
 	q := e.question(args[0], p)
