@@ -5,8 +5,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
@@ -56,36 +57,13 @@ func (b *box) answered(id, answer string, state store.QuestionState) {
 
 // testAnswers answers questions of Claude Code from the host. It is idle, and asks for
 // permissions.
-func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string)) {
+func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string), configure func(more string)) {
 	asks := func(prompt string, kind guestproto.QuestionKind, text string) ops.Question {
 		t.Helper()
 		say(prompt)
 		w.blocks()
 		return b.question(kind, text)
 	}
-	t.Run("five answers at once", func(t *testing.T) {
-		b.MustIn(name, "rm -f made-by-the-agent")
-		q := asks("RUNBASH three", guestproto.AskPermission, "Bash: touch made-by-the-agent")
-		if q.Agent != "claude" || q.Tool != "Bash" || q.Name != name {
-			t.Errorf("question = %+v, want the tool Bash of claude in %s", q, name)
-		}
-		var codes [5]int
-		var wait sync.WaitGroup
-		for i := range codes {
-			wait.Go(func() { codes[i] = b.Run("agent-sessionizer", "answer", q.ID, "allow").Code })
-		}
-		wait.Wait()
-		count := map[int]int{}
-		for _, c := range codes {
-			count[c]++
-		}
-		if count[0] != 1 || count[4] != 4 {
-			t.Errorf("exit statuses of five answers = %v, want one 0 and four 4", codes)
-		}
-		w.agent(guestproto.AgentDone, "")
-		b.MustIn(name, "test -e made-by-the-agent")
-		b.answered(q.ID, "allow", store.QuestionDelivered)
-	})
 	t.Run("a text", func(t *testing.T) {
 		long(t)
 		b.MustIn(name, "rm -f made-by-the-agent")
@@ -96,7 +74,8 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.MustIn(name, "test ! -e made-by-the-agent")
 		b.answered(q.ID, "use the other directory", store.QuestionDelivered)
 	})
-	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, w, say) })
+	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, m, w, say) })
+	t.Run("no answer", func(t *testing.T) { testExpiry(t, b, name, m, w, say, configure) })
 	t.Run("a choice", func(t *testing.T) {
 		long(t)
 		q := asks("ASKME three", guestproto.AskChoice, "Which DB?")
@@ -189,31 +168,41 @@ func (a *attention) blocks() {
 	})
 }
 
-// testTaskAsks answers permissions of tasks' agents: of Claude Code through its hook, of Codex
-// through its app server.
+// testTaskAsks answers questions of tasks' agents: of Claude Code through its control requests, of
+// Codex through its app server.
 func testTaskAsks(t *testing.T, b *box, name string, m *model) {
 	b.Write("provider", fmt.Sprintf(`model_provider = "pretend"
 model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%d/v1", wire_api="responses", env_key="ANTHROPIC_AUTH_TOKEN"}
 `, m.port))
 	b.Asz("cp", "provider", name+":/tmp/provider")
 	b.MustIn(name, "cd ~/.codex && cat config.toml >>/tmp/provider && cp /tmp/provider config.toml")
-	for _, c := range []struct{ agent, more, answer, made string }{
-		{"claude", "", "allow", "test -e made-by-the-agent"},
-		{"codex", ", model: gpt-5.1-codex", "allow", "test -e made-by-the-agent"},
-		{"codex", ", model: gpt-5.1-codex", "list the directory first", "test ! -e made-by-the-agent"},
+	for _, c := range []struct {
+		agent, more, prompt, made string
+		asks                      []asked
+	}{
+		{"claude", "", "EVERYKIND", "test -e made-by-the-agent", []asked{
+			{guestproto.AskPlan, "First the tests, then the code.", "allow"},
+			{guestproto.AskChoice, "Which DB?", "SQLite"},
+			{guestproto.AskPermission, "touch made-by-the-agent", "use the other directory"},
+			{guestproto.AskPermission, "touch made-by-the-agent", "allow"},
+		}},
+		{"codex", ", model: gpt-5.1-codex", "RUNBASH", "test -e made-by-the-agent", []asked{{guestproto.AskPermission, "touch made-by-the-agent", "allow"}}},
+		{"codex", ", model: gpt-5.1-codex", "RUNBASH", "test ! -e made-by-the-agent", []asked{{guestproto.AskPermission, "touch made-by-the-agent", "list the directory first"}}},
 	} {
 		if testing.Short() && c.agent == "codex" {
 			continue
 		}
 		b.MustIn(name, "rm -f made-by-the-agent")
-		b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nagent: {kind: "+c.agent+", prompt: RUNBASH, permissions: ask"+c.more+"}\n")
+		b.Write("asks.yaml", "version: \"1\"\nkind: Task\nmetadata: {name: asks}\nvm: {session: "+name+"}\nagent: {kind: "+c.agent+", prompt: "+c.prompt+", permissions: ask"+c.more+"}\n")
 		id := strings.TrimSpace(b.Asz("task", "submit", "-f", "asks.yaml"))
-		q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
-		if q.Agent != c.agent {
-			t.Errorf("question = %+v, want one of %s", q, c.agent)
+		for _, ask := range c.asks {
+			q := b.question(ask.kind, ask.text)
+			if q.Agent != c.agent {
+				t.Errorf("question = %+v, want one of %s", q, c.agent)
+			}
+			b.Asz("answer", q.ID, ask.answer)
+			b.answered(q.ID, ask.answer, store.QuestionDelivered)
 		}
-		b.Asz("answer", q.ID, c.answer)
-		b.answered(q.ID, c.answer, store.QuestionDelivered)
 		b.until(id, "COMPLETED")
 		b.MustIn(name, c.made)
 		if got := b.Asz("task", "show", "--json", id); !strings.Contains(got, `"result": "All done."`) {
@@ -222,19 +211,43 @@ model_providers.pretend = {name="pretend", base_url="http://host.lima.internal:%
 	}
 }
 
+// asked is a question that a test expects, and its answer.
+type asked struct {
+	kind         guestproto.QuestionKind
+	text, answer string
+}
+
 // testMCP runs Claude Code on the host, which uses a session through our tools. The program
 // is the guest's, which came from its vendor.
 func testMCP(t *testing.T, b *box, name string, m *model) {
 	long(t)
 	b.Asz("cp", name+":"+b.MustIn(name, "readlink -f $(command -v claude)"), "claude")
 	b.Write("mcp.json", fmt.Sprintf(`{"mcpServers": {"asz": {"command": %q, "args": ["mcp"]}}}`, b.Binary))
-	r := b.Run("env", fmt.Sprintf("ANTHROPIC_BASE_URL=http://127.0.0.1:%d", m.port), "ANTHROPIC_AUTH_TOKEN=pretend", "DISABLE_AUTOUPDATER=1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
-		"./claude", "--print", "--mcp-config", "mcp.json", "--strict-mcp-config", "--allowedTools", "mcp__asz__exec", "--", "RUNTOOL")
+	claude := func(args ...string) realvm.Result {
+		return b.Run(append([]string{
+			"env",
+			fmt.Sprintf("ANTHROPIC_BASE_URL=http://127.0.0.1:%d", m.port), "ANTHROPIC_AUTH_TOKEN=pretend", "DISABLE_AUTOUPDATER=1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "./claude", "--print",
+		}, args...)...)
+	}
+	r := claude("--mcp-config", "mcp.json", "--strict-mcp-config", "--allowedTools", "mcp__asz__exec", "--", "RUNTOOL")
 	if r.Code != 0 || !strings.Contains(r.Stdout, "All done.") {
 		t.Fatalf("claude on the host = exit %d, want 0 and its answer\n%s", r.Code, r.All())
 	}
 	m.hears(t, "from the guest\\nlima-"+name)
 	m.hears(t, `"exit_code": 0`)
+
+	// The same by our plugin, which brings a skill.
+	plugin, err := filepath.Abs("../../integrations/claude-code")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = claude("--plugin-dir", plugin, "--output-format", "stream-json", "--verbose", "--allowedTools", "mcp__plugin_agent-sessionizer_agent-sessionizer__exec", "--", "RUNPLUGIN")
+	for _, want := range []string{"agent-sessionizer:agent-sessions", `"name":"plugin:agent-sessionizer:agent-sessionizer","status":"connected"`, `"result":"All done."`} {
+		if !strings.Contains(r.Stdout, want) {
+			t.Errorf("output of claude with the plugin lacks %s\n%s", want, r.All())
+		}
+	}
+	m.hears(t, "by the plugin\\nlima-"+name)
 }
 
 // hears waits until the model is sent a text as the result of a tool.

@@ -28,11 +28,13 @@ func TestAttention(t *testing.T) {
 	b := newBox(t)
 	b.Repo("project")
 	m := newModel(t)
-	b.Write(".config/agent-sessionizer/config.yaml", fmt.Sprintf(`
+	settings := fmt.Sprintf(`
 secrets:
   ANTHROPIC_BASE_URL: {from: "cmd:printf http://host.lima.internal:%d", guest: true}
   ANTHROPIC_AUTH_TOKEN: {from: "cmd:printf pretend-%s", guest: true}
-`, m.port, random()))
+`, m.port, random())
+	configure := func(more string) { b.Write(".config/agent-sessionizer/config.yaml", settings+more) }
+	configure("")
 	name := b.open("--host-service", fmt.Sprintf("localhost:%d", m.port), "./project")
 	base := b.MustIn(name, "git rev-parse HEAD")
 	dir := b.MustIn(name, "pwd")
@@ -103,7 +105,7 @@ secrets:
 		typed("Escape")
 		w.leaves("Esc")
 	})
-	testAnswers(t, b, name, m, w, say, typed)
+	testAnswers(t, b, name, m, w, say, typed, configure)
 	t.Run("Codex", func(t *testing.T) {
 		say("/exit")
 		w.agent(guestproto.AgentGone, "")
@@ -285,7 +287,8 @@ func (a *attention) arrives(what string, seen guestproto.Agent) {
 }
 
 // model is a stand-in for the model's API, on loopback. It answers a prompt with ASKME by
-// a question, one with PLANME by a plan, one with RUNBASH by a command, one with RUNTOOL by a tool of ours, and others by a word.
+// a question, one with PLANME by a plan, one with RUNBASH by a command, one with RUNTOOL or RUNPLUGIN
+// by a tool of ours, one with EVERYKIND by a plan, a question and two commands, and others by a word.
 // It answers one with THINK when the test allows it.
 type model struct {
 	port  int
@@ -361,17 +364,22 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	last = last[max(0, strings.LastIndex(last, `"tool_result"`)):]
 	content, reason := block{"type": "text", "text": "All done."}, "end_turn"
 	id := fmt.Sprintf("toolu_%d", time.Now().UnixNano())
+	every := strings.Contains(string(body), "EVERYKIND")
 	switch {
 	case len(ask.Tools) == 0:
 	case strings.Contains(last, "RUNTOOL"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "mcp__asz__exec", "input": block{"session": "project", "command": "echo from the guest; uname -n"}}, "tool_use"
-	case strings.Contains(last, "RUNBASH"):
+	case strings.Contains(last, "RUNPLUGIN"):
+		content, reason = block{"type": "tool_use", "id": id, "name": "mcp__plugin_agent-sessionizer_agent-sessionizer__exec", "input": block{"session": "project", "command": "echo by the plugin; uname -n"}}, "tool_use"
+	case strings.Contains(last, "EVERYKIND"):
+		content, reason = block{"type": "tool_use", "id": id, "name": "EnterPlanMode", "input": block{}}, "tool_use"
+	case strings.Contains(last, "RUNBASH") || every && (strings.Contains(last, "have been answered") || strings.Contains(last, "use the other directory")):
 		content, reason = block{"type": "tool_use", "id": id, "name": "Bash", "input": block{"command": "touch made-by-the-agent", "description": "Make a file"}}, "tool_use"
-	case strings.Contains(last, "PLANME"): // the prompt names the file for the plan
+	case strings.Contains(last, "PLANME"), strings.Contains(last, "Entered plan mode"): // the prompt names the file for the plan
 		content, reason = block{"type": "tool_use", "id": id, "name": "Write", "input": block{"file_path": string(planFile.Find(body)), "content": "First the tests, then the code."}}, "tool_use"
 	case strings.Contains(last, "created successfully"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "ExitPlanMode", "input": block{}}, "tool_use"
-	case strings.Contains(last, "ASKME"):
+	case strings.Contains(last, "ASKME"), every && strings.Contains(last, "approved your plan"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "AskUserQuestion", "input": block{"questions": []block{{
 			"question": "Which DB?", "header": "DB", "multiSelect": false,
 			"options": []block{{"label": "Postgres", "description": "large"}, {"label": "SQLite", "description": "small"}},

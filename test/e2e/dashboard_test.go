@@ -18,7 +18,7 @@ import (
 
 // testDashboard does in a real browser what a user does with a running session. Claude Code is
 // idle in it, and asks for permissions.
-func testDashboard(t *testing.T, b *box, name string, w *attention, say func(string)) {
+func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, say func(string)) {
 	serve := b.start("serve", "--listen", "127.0.0.1:18123")
 	defer func() {
 		_ = serve.Process.Signal(syscall.SIGTERM)
@@ -43,6 +43,8 @@ func testDashboard(t *testing.T, b *box, name string, w *attention, say func(str
 	b.answered(q.ID, "allow", store.QuestionDelivered)
 	w.agent(guestproto.AgentDone, "")
 	b.MustIn(name, "test -e made-by-the-agent")
+
+	testPlaces(t, b, name, m, w, say, p)
 
 	// The terminal of another window than the agent's.
 	p.Click("project")
