@@ -254,10 +254,11 @@ func (s *supervisor) count(ctx context.Context) error {
 		return nil
 	}
 	s.counted = s.now()
-	short, err := s.Tasks.short(ctx)
+	missing, err := s.Tasks.missing(ctx)
 	if err != nil {
 		return err
 	}
+	short := len(missing) > 0
 	if short && s.short {
 		n, err := s.Tasks.Reoffer(ctx)
 		if n > 0 {

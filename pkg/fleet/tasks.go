@@ -305,32 +305,41 @@ func (f *Tasks) waiting(ctx context.Context) iter.Seq2[store.Task, error] {
 	}
 }
 
+// missing returns how many offers each line of the queue lacks, by its subject: more tasks wait there than it
+// has offers, as far as this host knows.
+func (f *Tasks) missing(ctx context.Context) (map[string]int, error) {
+	missing := map[string]int{}
+	for row, err := range f.waiting(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		l, err := line(row)
+		if err != nil {
+			return nil, err
+		}
+		missing[l.Subject()]++
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	offers, err := f.Queue.Offers(ctx)
+	maps.DeleteFunc(missing, func(subject string, waiting int) bool {
+		missing[subject] = waiting - int(offers[subject])
+		return missing[subject] <= 0
+	})
+	return missing, err
+}
+
 // Reoffer offers tasks again if more of them wait than the queue has offers, and returns how many.
 // A host may end between its look at an offer and what it does with it, and a core may lose
 // what its disk had not stored. The oldest tasks are offered, as those offers should have been taken
 // first; an offer too many does no harm.
 func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
-	offers, err := f.Queue.Offers(ctx)
-	if err != nil {
+	missing, err := f.missing(ctx)
+	if err != nil || len(missing) == 0 {
 		return 0, err
 	}
-	missing := map[string]int{}
-	for row, err := range f.waiting(ctx) {
-		if err != nil {
-			return 0, err
-		}
-		l, err := line(row)
-		if err != nil {
-			return 0, err
-		}
-		if _, seen := missing[l.Subject()]; !seen {
-			if err := f.Queue.Open(ctx, l); err != nil {
-				return 0, err
-			}
-			missing[l.Subject()] = -int(offers[l.Subject()])
-		}
-		missing[l.Subject()]++
-	}
+	opened := map[string]bool{}
 	for row, err := range f.waiting(ctx) {
 		if err != nil {
 			return n, err
@@ -342,6 +351,12 @@ func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
 		if missing[l.Subject()] <= 0 {
 			continue
 		}
+		if !opened[l.Subject()] { // the server may have forgotten it since this host opened it
+			if err := f.Queue.Open(ctx, l); err != nil {
+				return n, err
+			}
+			opened[l.Subject()] = true
+		}
 		if err := f.Queue.Offer(ctx, row.ID, 0, l); err != nil {
 			return n, err
 		}
@@ -349,19 +364,6 @@ func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
 		n++
 	}
 	return n, nil
-}
-
-// short reports whether more tasks wait than the queue has offers, as far as this host knows.
-func (f *Tasks) short(ctx context.Context) (bool, error) {
-	waiting, err := f.Store.WaitingTasks(ctx, string(task.Pending))
-	if err != nil || waiting == 0 {
-		return false, err
-	}
-	offers, err := f.Queue.Offers(ctx)
-	for _, n := range offers {
-		waiting -= int(n)
-	}
-	return waiting > 0, err
 }
 
 // submit sends a task that this host has accepted to the cluster, so that any host which meets its
