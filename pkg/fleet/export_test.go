@@ -7,3 +7,6 @@ var Digest = digest
 
 // Missing is missing, for tests.
 func (f *Tasks) Missing(ctx context.Context) (map[string]int, error) { return f.missing(ctx) }
+
+// Wishes is wishes, for tests.
+func (h *Host) Wishes(ctx context.Context) error { return h.wishes(ctx) }

@@ -226,7 +226,13 @@ func (h *Host) wishes(ctx context.Context) error {
 	var errs []error
 	for _, w := range all {
 		_, err := h.Tasks.Request(ctx, w.Task, task.DesiredPhase(w.Desired))
-		if err == nil || fail.CodeOf(err) == fail.NotFound {
+		if fail.CodeOf(err) == fail.NotFound {
+			var c store.Claim
+			if c, _, err = h.Tasks.Store.Claim(ctx, w.Task); err == nil && c.Submitted && !c.Settled && c.Revision == 0 {
+				continue // the log does not have the task yet
+			}
+		}
+		if err == nil {
 			err = h.Tasks.Store.Fulfil(ctx, w)
 		}
 		errs = append(errs, err)

@@ -111,10 +111,23 @@ func (h *host) lease() string {
 // submit accepts a task on a host, and sends it to the cluster.
 func submit(t *testing.T, h *host, id string, rerun task.Rerun) {
 	t.Helper()
-	submitText(t, h, id, fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun))
+	submitText(t, h, id, manifestOf(rerun))
+}
+
+func manifestOf(rerun task.Rerun) []byte {
+	return fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun)
 }
 
 func submitText(t *testing.T, h *host, id string, manifestText []byte) {
+	t.Helper()
+	accept(t, h, id, manifestText)
+	if _, err := h.Ship(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accept accepts a task on a host, and does not send it to the cluster.
+func accept(t *testing.T, h *host, id string, manifestText []byte) {
 	t.Helper()
 	m, _, err := manifest.Parse("test", manifestText, "/")
 	if err != nil {
@@ -126,9 +139,6 @@ func submitText(t *testing.T, h *host, id string, manifestText []byte) {
 	}
 	ev := store.NewEvent(task.EventPhase, task.PhaseChange{To: task.Pending, Desired: task.Run})
 	if _, err := h.Store.CreateTask(t.Context(), store.Task{ID: id, Name: "task", Phase: string(task.Pending), Desired: string(task.Run), Manifest: text, Host: store.Waiting}, manifestText, ev); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Ship(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 }
