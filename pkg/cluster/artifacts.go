@@ -175,12 +175,12 @@ func (r *fileReader) ReadAt(b []byte, off int64) (n int, err error) {
 		if i >= len(r.parts) || within >= r.parts[i].Size {
 			return n, io.EOF
 		}
-		if r.data == nil || r.at != i {
+		if r.data == nil || r.parts[r.at] != r.parts[i] {
 			if r.data, err = r.f.get(r.ctx, r.task, r.parts[i]); err != nil {
 				return n, fmt.Errorf("read part %d of %d of a file of task %s: %w", i+1, len(r.parts), r.task, err)
 			}
-			r.at = i
 		}
+		r.at = i
 		c := copy(b[n:], r.data[within:])
 		n, off = n+c, off+int64(c)
 	}

@@ -1,6 +1,9 @@
 package fleet
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Digest is digest, for tests.
 var Digest = digest
@@ -10,3 +13,6 @@ func (f *Tasks) Missing(ctx context.Context) (map[string]int, error) { return f.
 
 // Wishes is wishes, for tests.
 func (h *Host) Wishes(ctx context.Context) error { return h.wishes(ctx) }
+
+// Overdue is incomplete.overdue, for tests.
+func (f *Tasks) Overdue(seq uint64, now time.Time) bool { return f.incomplete.overdue(seq, now) }

@@ -72,4 +72,3 @@ func TestCancelBeforeSubmission(t *testing.T) {
 		t.Errorf("task = %s, %v, want CANCELLED", s.Row.Phase, err)
 	}
 }
-

@@ -82,7 +82,8 @@ type Tasks struct {
 	// Outputs returns the files of a task of this host that has ended.
 	Outputs func(ctx context.Context, task string) ([]task.Output, error)
 
-	large large
+	large      large
+	incomplete incomplete
 }
 
 // large is the large manifest that was read last: each entry of its task names it.
@@ -119,18 +120,25 @@ func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err e
 		if e.Seq > last.Seq {
 			break
 		}
-		if good, derr := f.decode(ctx, e); derr == nil {
+		switch good, derr := f.decode(ctx, e); {
+		case derr == nil:
 			c, err = good, nil
+		case !errors.Is(derr, cluster.ErrDamaged):
+			return c, derr
 		}
 	}
 	c.Seq = last.Seq
 	return c, err
 }
 
-// decode reads the change in an entry. The error is ErrDamaged, wrapped, if it never can be read.
+// decode reads the change in an entry. The error is ErrDamaged, wrapped, if it never can be read, and
+// errIncomplete alone if that is not certain yet.
 func (f *Tasks) decode(ctx context.Context, e cluster.Entry) (c change, err error) {
 	if err = e.Err; err == nil {
 		c, err = f.parse(ctx, e.Task, e.Data)
+	}
+	if errors.Is(err, errIncomplete) && f.incomplete.overdue(e.Seq, time.Now()) {
+		err = fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
 	}
 	if err == nil && c.Row.ID != e.Task {
 		err = fmt.Errorf("it is about task %q: %w", c.Row.ID, cluster.ErrDamaged)
@@ -170,41 +178,45 @@ func (f *Tasks) parse(ctx context.Context, task string, text []byte) (c change, 
 	if c.Manifest == nil {
 		return c, nil
 	}
-	f.large.mu.Lock()
-	defer f.large.mu.Unlock()
-	if !slices.Equal(c.Manifest, f.large.parts) {
-		text, err := f.read(ctx, task, c.Manifest)
-		if err != nil {
-			return c, err
-		}
-		f.large.parts, f.large.text = c.Manifest, text
+	if c.Row.Manifest, err = f.readManifest(ctx, task, c.Manifest); err != nil {
+		return c, err
 	}
-	c.Row.Manifest, c.Manifest = slices.Clone(f.large.text), nil
+	c.Manifest = nil
 	return c, nil
 }
 
-// These limit what a large entry may have, in bytes, and for how long it is looked for: a core that is
-// behind the others may not have it yet.
-const (
-	maxLarge  = 64 << 20
-	largeWait = 5 * time.Second
-)
-
-// read reads a large entry.
-func (f *Tasks) read(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
-	for began := time.Now(); ; pause(ctx, retry) {
-		r, err := f.Entries.Open(ctx, task, parts)
-		if err != nil || r.Size() > maxLarge {
-			return nil, errors.Join(fmt.Errorf("a large entry: %w", cluster.ErrDamaged), err)
-		}
-		text, err := io.ReadAll(r)
-		if err == nil || fail.CodeOf(err) != fail.NotFound {
-			return text, err
-		}
-		if time.Since(began) > largeWait {
-			return nil, fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
-		}
+// readManifest reads a large manifest, unless it is the one that was read last.
+func (f *Tasks) readManifest(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
+	f.large.mu.Lock()
+	was, text := f.large.parts, f.large.text
+	f.large.mu.Unlock()
+	if slices.Equal(parts, was) {
+		return slices.Clone(text), nil
 	}
+	text, err := f.read(ctx, task, parts)
+	if err != nil {
+		return nil, err
+	}
+	f.large.mu.Lock()
+	defer f.large.mu.Unlock()
+	f.large.parts, f.large.text = parts, text
+	return slices.Clone(text), nil
+}
+
+// maxLarge limits a large entry, in bytes. A manifest has at most 1 MiB, and several times that as JSON.
+const maxLarge = 8 << 20
+
+// read reads a large entry. The error is errIncomplete, wrapped, if parts of it are not found.
+func (f *Tasks) read(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
+	r, err := f.Entries.Open(ctx, task, parts)
+	if err != nil || r.Size() > maxLarge {
+		return nil, errors.Join(fmt.Errorf("a large entry: %w", cluster.ErrDamaged), err)
+	}
+	text, err := io.ReadAll(r)
+	if fail.CodeOf(err) == fail.NotFound {
+		err = fmt.Errorf("%w: %w", errIncomplete, err)
+	}
+	return text, err
 }
 
 // append writes a change after the entry that c continues.
@@ -400,6 +412,10 @@ func (f *Tasks) Take(ctx context.Context, o cluster.Offer) (bool, error) {
 	if fail.CodeOf(err) == fail.NotFound || err == nil && s.Seq <= o.After {
 		return false, o.Early(ctx)
 	}
+	if errors.Is(err, errIncomplete) || errors.Is(err, cluster.ErrDamaged) { // perhaps another host can read it
+		f.Log.WarnContext(ctx, "returned an offer of a task that cannot be read", "task", o.Task, "error", err)
+		return false, o.Later()
+	}
 	if err != nil {
 		return false, err
 	}
@@ -453,6 +469,10 @@ func (f *Tasks) catchUp(ctx context.Context, id string) error {
 
 // Follow stores what the log has of all tasks, and waits for more until ctx ends.
 func (f *Tasks) Follow(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var storing sync.WaitGroup
+	storing.Go(func() { f.storeHeld(ctx) })
+	defer func() { stop(); storing.Wait() }()
 	position, err := f.Store.Position(ctx)
 	if err != nil {
 		return err
@@ -468,21 +488,34 @@ func (f *Tasks) Follow(ctx context.Context) error {
 	return nil
 }
 
-// apply stores entries of the log, up to a position.
+// apply stores entries of the log, up to a position. Those that are incomplete are stored later.
 func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uint64) error {
+	return f.store(ctx, entries, position, false)
+}
+
+// store stores entries of the log, up to a position. If they were held back before, the error is
+// errIncomplete, wrapped, if one still is incomplete.
+func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uint64, again bool) error {
 	incarnation, err := f.Store.Incarnation(ctx)
 	if err != nil {
 		return err
 	}
 	var all []store.Replica
 	for _, e := range entries {
-		c, err := f.decode(ctx, e)
-		if err != nil && !errors.Is(err, cluster.ErrDamaged) {
-			return err
+		if !again && f.incomplete.holds(e) {
+			continue
 		}
-		if err != nil { // the next entry of the task has all that matters but the events
+		c, err := f.decode(ctx, e)
+		switch {
+		case errors.Is(err, cluster.ErrDamaged): // the next entry of the task has all that matters but the events
 			f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
 			continue
+		case errors.Is(err, errIncomplete) && !again:
+			f.Log.WarnContext(ctx, "an entry of the cluster's log is incomplete; it is read again", "error", err)
+			f.incomplete.hold(e)
+			continue
+		case err != nil:
+			return err
 		}
 		own, _, err := f.Store.Claim(ctx, e.Task)
 		if err != nil {
@@ -511,7 +544,7 @@ func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uin
 		}
 		all = append(all, is)
 	}
-	return f.Store.Replicate(ctx, all, position)
+	return f.Store.Replicate(ctx, all, f.incomplete.before(position))
 }
 
 // chunk limits the events of one entry, in bytes.
@@ -641,7 +674,7 @@ func (f *Tasks) Lost(ctx context.Context, host, keep string) (released []string,
 			return released, err
 		}
 		c, err := f.latest(ctx, e)
-		if errors.Is(err, cluster.ErrDamaged) { // it never had one that can be read
+		if errors.Is(err, cluster.ErrDamaged) || errors.Is(err, errIncomplete) { // one must not hold up the others
 			continue
 		}
 		if err != nil {
