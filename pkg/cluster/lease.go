@@ -138,11 +138,17 @@ func (l *Lease) Age() (time.Duration, bool) {
 	return l.clock() - l.sent, l.held
 }
 
-// Valid reports whether the host may write for its tasks.
-func (l *Lease) Valid() bool {
+// Left returns how long the host may still write for its tasks, which is not positive after the end.
+func (l *Lease) Left() time.Duration {
 	age, held := l.Age()
-	return held && age < LeaseFor
+	if !held {
+		return 0
+	}
+	return LeaseFor - age
 }
+
+// Valid reports whether the host may write for its tasks.
+func (l *Lease) Valid() bool { return l.Left() > 0 }
 
 // Silence measures how long each host has sent no heartbeat, as seen by one core.
 type Silence struct {

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 )
 
 // Digest is digest, for tests.
@@ -16,3 +18,8 @@ func (h *Host) Wishes(ctx context.Context) error { return h.wishes(ctx) }
 
 // Overdue is incomplete.overdue, for tests.
 func (f *Tasks) Overdue(seq uint64, now time.Time) bool { return f.incomplete.overdue(seq, now) }
+
+// Sweep is sweep, for tests.
+func (h *Host) Sweep(ctx context.Context, own cluster.Host, lost map[string]uint64) error {
+	return h.sweep(ctx, own, lost)
+}
