@@ -24,8 +24,8 @@ const (
 	entryStream = "ENTRIES"
 )
 
-// ErrFull is returned, wrapped, if the cluster has no room for more files.
-var ErrFull = errors.New("the cluster has no room for more files")
+// ErrFull is returned, wrapped, if a stream of the cluster has no room.
+var ErrFull = errors.New("the cluster has no room for it")
 
 // Part is a piece of a file.
 type Part struct {
@@ -105,8 +105,7 @@ func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, erro
 // put stores one part, unless it is stored.
 func (f *Files) put(ctx context.Context, task string, p Part, data []byte) error {
 	_, err := f.js.Publish(ctx, f.subject(task, p), data, jetstream.WithExpectStream(f.name))
-	api, refused := errors.AsType[*jetstream.APIError](err)
-	if !refused || api.ErrorCode != storeFailed && api.ErrorCode != storageExceeded {
+	if !isFull(err) {
 		return err
 	}
 	// Which limit refuses it is known only as text: there is no room, or this part exists.
@@ -127,6 +126,12 @@ const (
 	storeFailed     jetstream.ErrorCode = 10077
 	storageExceeded jetstream.ErrorCode = 10047
 )
+
+// isFull reports whether a limit refuses a message.
+func isFull(err error) bool {
+	api, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && (api.ErrorCode == storeFailed || api.ErrorCode == storageExceeded)
+}
 
 // stored returns which of the subjects that match a filter are stored.
 func (f *Files) stored(ctx context.Context, filter string) (map[string]bool, error) {

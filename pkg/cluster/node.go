@@ -296,6 +296,9 @@ func (n *Node) Serve(ctx context.Context) error {
 		if err := n.refresh(ctx); err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "failed to read the members of the cluster", "error", err)
 		}
+		if err := n.tidy(ctx); err != nil && ctx.Err() == nil {
+			n.log.WarnContext(ctx, "failed to tidy the streams of the cluster; it is tried again", "error", err)
+		}
 		if err := n.grow(ctx); err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "failed to spread the cluster over its cores; it is tried again", "error", err)
 		}
@@ -359,6 +362,23 @@ func (n *Node) authorizeWitness(members []Membership) error {
 		return nil
 	}
 	return n.witness.Authorize(members, nil)
+}
+
+// tidy removes from the streams what does not belong there, once they fill up. Cores do it.
+func (n *Node) tidy(ctx context.Context) error {
+	if n.core == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, growTimeout)
+	defer cancel()
+	known := func(name string) bool {
+		if _, is := n.Member(name); is {
+			return true
+		}
+		_, err := n.Members.Get(ctx, name) // it may have just joined
+		return !errors.Is(err, ErrNone)
+	}
+	return errors.Join(n.Members.tidy(ctx), n.Queue.tidy(ctx), n.Hosts.tidy(ctx, known))
 }
 
 // Drained reports whether this host is to take no more tasks.

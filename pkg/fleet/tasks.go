@@ -22,6 +22,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -408,6 +409,9 @@ func (c change) replica() store.Replica {
 
 // Take claims an offered task. It returns false if another host has it, or none is to run it.
 func (f *Tasks) Take(ctx context.Context, o cluster.Offer) (bool, error) {
+	if !ids.Valid(o.Task) { // a host put it there by other means
+		return false, o.Done(ctx)
+	}
 	s, err := f.Get(ctx, o.Task)
 	if fail.CodeOf(err) == fail.NotFound || err == nil && s.Seq <= o.After {
 		return false, o.Early(ctx)
