@@ -201,7 +201,7 @@ func (n *Node) open(ctx context.Context) error {
 		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
 		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },
 		func(ctx context.Context) (err error) {
-			n.Files, err = OpenFiles(ctx, js, 1, fileSize, fileTime)
+			n.Files, err = OpenFiles(ctx, js, n.keys, 1, fileSize, fileTime)
 			return
 		},
 		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, 1, entrySize); return },
