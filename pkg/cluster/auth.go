@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 		return nil
 	}
 	o := c.opts.Clone()
-	o.Nkeys = users
+	o.Nkeys, o.Cluster.TLSPinnedCerts = users, pins(members)
 	if err := c.server.ReloadOptions(o); err != nil {
 		return fmt.Errorf("change who may log in to the cluster's server: %w", err)
 	}
@@ -170,15 +171,32 @@ func cores(members []Membership) map[string]bool {
 	return all
 }
 
+// pins returns the keys of the certificates of the hosts that may run servers. The server closes its
+// connections to others, also those that it opened.
+func pins(members []Membership) server.PinnedCertSet {
+	all := server.PinnedCertSet{}
+	for _, m := range members {
+		if cert, err := decodeCertificate([]byte(m.Certificate)); err == nil && m.Removed.IsZero() && m.Role.Allows(CoreOf) {
+			all[fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo))] = struct{}{}
+		}
+	}
+	return all
+}
+
 // Login returns what a host needs to log in to the cluster's servers. authority is the certificate that
 // they are trusted by, as PEM.
 func (k *Keys) Login(authority []byte) ([]nats.Option, error) {
+	return k.loginTo(authority, func(Identity) error { return nil })
+}
+
+// loginTo does what Login does. trust decides about a core.
+func (k *Keys) loginTo(authority []byte, trust func(Identity) error) ([]nats.Option, error) {
 	f, err := Fingerprint(authority)
 	if err != nil {
 		return nil, err
 	}
 	opts, err := login(k.nkey)
-	return append(opts, nats.Secure(pinned(f))), err
+	return append(opts, nats.Secure(pinned(f, trust))), err
 }
 
 func login(key nkeys.KeyPair) ([]nats.Option, error) {

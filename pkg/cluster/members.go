@@ -258,7 +258,7 @@ func (m *Members) changed(ctx context.Context, after uint64, by map[string]Membe
 		if err != nil {
 			return err
 		}
-		if was, known := by[is.Nkey]; !known || is.Version > was.Version {
+		if was, known := by[is.Nkey]; !known || is.Version >= was.Version {
 			by[is.Nkey] = is
 		}
 	}
