@@ -28,8 +28,8 @@ func (c Caller) checkPeer(s Spec) error {
 	return marked{fail.New(fail.Policy, "%s is not for other hosts of the cluster", s.ID).WithHint("run it on the host itself"), ErrScope}
 }
 
-// checkSession refuses what only this host's own user may give to a session: files of the host, and
-// services of its network.
+// checkSession refuses what only this host's own user may give to a session: files of the host, services
+// of its network, and the secrets and rules of its profiles.
 func (c Caller) checkSession(repository string, o SessionOptions) error {
 	refuse := func(what, hint string) error {
 		return fail.New(fail.Policy, "%s is not for other hosts of the cluster", what).WithHint("%s", hint)
@@ -40,6 +40,8 @@ func (c Caller) checkSession(repository string, o SessionOptions) error {
 		return refuse("a directory of this host", "agent-sessionizer open owner/repo")
 	case strings.Contains(o.Image, "/"):
 		return refuse("an image that is not named", "agent-sessionizer image list # on the host itself")
+	case o.Profile != "":
+		return refuse("a profile of this host", "run it on the host itself")
 	case o.Workspace != "" || o.Trust:
 		return refuse("a workspace of this host", "run it on the host itself")
 	case len(o.HostServices) > 0:

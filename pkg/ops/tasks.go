@@ -209,7 +209,7 @@ var (
 			return TaskAnswer{}, err
 		}
 		once := r.Once.task(TasksPath+"/"+r.ID+"/retry", nil)
-		again, notices, err := e.Tasks.Retry(ctx, t, task.Submission{Actor: e.Caller.Name, Permission: e.Caller.Permission, Once: once})
+		again, notices, err := e.Tasks.Retry(ctx, t, task.Submission{Actor: e.Caller.Name, Permission: e.Caller.submitPermission(), Once: once})
 		return e.submitted(ctx, again, notices, err)
 	}}
 )

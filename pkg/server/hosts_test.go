@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -184,6 +185,13 @@ func TestPeerIsLimited(t *testing.T) {
 			return err
 		}
 	}
+	const ended = "aaaa11112223"
+	if _, err := one.store.CreateTask(t.Context(), store.Task{
+		ID: ended, Name: "task", Phase: string(task.Completed), Desired: string(task.Run), Status: []byte(`{"actor":"user"}`),
+		Manifest: []byte(`{"version":"1","kind":"Task","repository":{"url":"acme/app"},"agent":{"kind":"command","command":["true"]}}`),
+	}, []byte(manifestYAML), store.NewEvent(task.EventPhase, task.PhaseChange{To: task.Completed})); err != nil {
+		t.Fatal(err)
+	}
 	for name, ask := range map[string]func() error{
 		"a token of the cluster": func() error {
 			var r ops.InviteRequest
@@ -199,6 +207,11 @@ func TestPeerIsLimited(t *testing.T) {
 			_, err := ops.ListSecrets.On(t.Context(), h, ops.SecretQuery{})
 			return err
 		},
+		"another retry of a task of the host's user": func() error {
+			_, err := ops.RetryTask.On(t.Context(), h, ops.RetryRequest{TaskPath: ops.TaskPath{ID: ended}})
+			return err
+		},
+		"a profile of the host":    create(func(n *ops.NewSession) { n.Profile = "work" }),
 		"a directory of the host":  create(func(n *ops.NewSession) { n.Repo = "/etc" }),
 		"a directory as a URL":     create(func(n *ops.NewSession) { n.Repo = "file:///etc" }),
 		"a workspace of the host":  create(func(n *ops.NewSession) { n.Workspace = "data" }),
@@ -209,7 +222,7 @@ func TestPeerIsLimited(t *testing.T) {
 		"the hosts of its cluster": func() error { _, err := ops.ListClusterHosts.On(t.Context(), h, struct{}{}); return err },
 	} {
 		err := ask()
-		if fail.CodeOf(err) != fail.Policy && !strings.Contains(err.Error(), "not permitted") {
+		if err == nil || fail.CodeOf(err) != fail.Policy && !strings.Contains(err.Error(), "not permitted") {
 			t.Errorf("%s = %v, want it refused", name, err)
 		}
 	}
