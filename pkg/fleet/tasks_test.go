@@ -276,9 +276,9 @@ func TestHostsAreLost(t *testing.T) {
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
 	hosts := []*host{newHost(t, c, "one", st), newHost(t, c, "two", st), newHost(t, c, "three", st)}
 	core := newHost(t, c, "core", st)
-	tasks := 45
+	tasks := 21
 	if testing.Short() {
-		tasks = 15
+		tasks = 9
 	}
 	rerun := map[string]task.Rerun{}
 	for i := range tasks {
