@@ -17,3 +17,14 @@ func (c *Core) Peers() (map[string]bool, error) {
 func (n *Node) Refresh(ctx context.Context) error { return n.refresh(ctx) }
 
 func (n *Node) Tidy(ctx context.Context) error { return n.tidy(ctx) }
+
+// TakeSlots takes slots for hosts, and returns for how many it succeeds.
+func TakeSlots(all, each int, hosts ...string) (taken int) {
+	s := slots{all: all, each: each}
+	for _, h := range hosts {
+		if s.take(h) {
+			taken++
+		}
+	}
+	return taken
+}
