@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/browser"
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/network"
@@ -38,8 +39,9 @@ type Browser struct {
 	downloads string
 }
 
-// Start starts a browser, which ends with the test.
-func Start(t testing.TB) *Browser {
+// Start starts a browser, which ends with the test. It resolves names by the rules, such as
+// MAP evil.test 127.0.0.1, before it asks the host's resolver.
+func Start(t testing.TB, rules ...string) *Browser {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
@@ -54,7 +56,7 @@ func Start(t testing.TB) *Browser {
 		chromedp.ExecPath(program), chromedp.UserDataDir(profile), chromedp.NoSandbox, chromedp.DisableGPU,
 		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("no-first-run", true), chromedp.Flag("no-proxy-server", true),
-		chromedp.Flag("hide-scrollbars", true))
+		chromedp.Flag("hide-scrollbars", true), chromedp.Flag("host-resolver-rules", strings.Join(rules, ",")))
 	allocated, end := chromedp.NewExecAllocator(context.Background(), options...)
 	ctx, closeBrowser := chromedp.NewContext(allocated, chromedp.WithErrorf(func(format string, args ...any) {
 		if !strings.HasPrefix(format, "unhandled node event") { // events that this version of chromedp does not know
@@ -79,9 +81,20 @@ type Page struct {
 	ctx     context.Context
 	browser *Browser
 
-	mu       sync.Mutex
-	requests []string
-	events   []string
+	mu        sync.Mutex
+	requests  []string
+	events    []string
+	exchanges []*Exchange
+}
+
+// Exchange is a request that the tab sent, and how it was answered.
+type Exchange struct {
+	Method, URL string
+	Cookies     []string // names of those that the browser sent
+	Status      int64    // 0 if it was not answered
+	Failed      bool     // the browser did not send it, or did not use the answer
+
+	id network.RequestID
 }
 
 // watcher runs in every document before its scripts.
@@ -112,6 +125,19 @@ func (p *Page) record(event any) {
 	switch e := event.(type) {
 	case *network.EventRequestWillBeSent:
 		p.requests = append(p.requests, e.Request.URL)
+		x := p.exchange(e.RequestID)
+		x.Method, x.URL = e.Request.Method, e.Request.URL
+	case *network.EventRequestWillBeSentExtraInfo:
+		x := p.exchange(e.RequestID)
+		for _, c := range e.AssociatedCookies {
+			if len(c.BlockedReasons) == 0 {
+				x.Cookies = append(x.Cookies, c.Cookie.Name)
+			}
+		}
+	case *network.EventResponseReceivedExtraInfo:
+		p.exchange(e.RequestID).Status = e.StatusCode
+	case *network.EventLoadingFailed:
+		p.exchange(e.RequestID).Failed = true
 	case *network.EventWebSocketCreated:
 		p.requests = append(p.requests, e.URL)
 	case *page.EventJavascriptDialogOpening:
@@ -120,6 +146,27 @@ func (p *Page) record(event any) {
 	case *runtime.EventExceptionThrown:
 		p.events = append(p.events, "exception: "+e.ExceptionDetails.Error())
 	}
+}
+
+// exchange returns the exchange of a request. The caller holds the lock.
+func (p *Page) exchange(id network.RequestID) *Exchange {
+	i := slices.IndexFunc(p.exchanges, func(x *Exchange) bool { return x.id == id })
+	if i < 0 {
+		i, p.exchanges = len(p.exchanges), append(p.exchanges, &Exchange{id: id})
+	}
+	return p.exchanges[i]
+}
+
+// Exchanges returns the requests of the tab, and of the frames in it, whose URLs have a prefix.
+func (p *Page) Exchanges(prefix string) (all []Exchange) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.exchanges {
+		if strings.HasPrefix(x.URL, prefix) {
+			all = append(all, *x)
+		}
+	}
+	return all
 }
 
 func (p *Page) run(actions ...chromedp.Action) {
@@ -215,11 +262,54 @@ const finder = `[...document.querySelectorAll("dialog[open]"), document].flatMap
 // Click clicks the link or button with a name, with the mouse.
 func (p *Page) Click(name string) {
 	p.t.Helper()
+	at := p.locate(name)
+	p.run(chromedp.MouseClickXY(at.X, at.Y))
+}
+
+type point struct{ X, Y float64 }
+
+// locate waits for the link or button with a name, and scrolls to it.
+func (p *Page) locate(name string) (at point) {
+	p.t.Helper()
 	find := fmt.Sprintf(finder, name)
 	p.Until("the control "+name, find)
-	var at struct{ X, Y float64 }
 	p.Eval("(() => { const e = "+find+`; e.scrollIntoView({block: "center"}); const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2} })()`, &at)
-	p.run(chromedp.MouseClickXY(at.X, at.Y))
+	return at
+}
+
+// Tap taps the link or button with a name, with a finger.
+func (p *Page) Tap(name string) {
+	p.t.Helper()
+	at := p.locate(name)
+	p.run(input.DispatchTouchEvent(input.TouchStart, []*input.TouchPoint{{X: at.X, Y: at.Y}}), input.DispatchTouchEvent(input.TouchEnd, []*input.TouchPoint{}))
+}
+
+// Touch makes the screen a touch screen, or no more.
+func (p *Page) Touch(on bool) {
+	p.t.Helper()
+	p.run(emulation.SetTouchEmulationEnabled(on))
+}
+
+// Copy puts a text into the clipboard, which the page may then read.
+func (p *Page) Copy(text string) {
+	p.t.Helper()
+	p.run(chromedp.ActionFunc(func(ctx context.Context) error {
+		ctx = cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
+		for _, name := range []string{"clipboard-read", "clipboard-write"} {
+			if err := browser.SetPermission(&browser.PermissionDescriptor{Name: name}, browser.PermissionSettingGranted).Do(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	p.Eval(fmt.Sprintf("navigator.clipboard.writeText(%q)", text), nil)
+}
+
+// Paste pastes into the element that has the focus, as Ctrl+Shift+V does.
+func (p *Page) Paste() {
+	p.t.Helper()
+	key := input.DispatchKeyEvent(input.KeyRawDown).WithKey("V").WithCode("KeyV").WithWindowsVirtualKeyCode(86).WithModifiers(input.ModifierCtrl | input.ModifierShift)
+	p.run(key.WithCommands([]string{"pasteAndMatchStyle"}))
 }
 
 // Fill replaces the text of the field that a selector finds, as if the user typed it.
