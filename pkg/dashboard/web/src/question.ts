@@ -1,16 +1,18 @@
 // A question with the controls to answer it.
-import { can, post } from "./api";
-import { ago, h, keyed, line } from "./dom";
-import { action, perform } from "./parts";
+import { ApiError, can, post } from "./api";
+import { ago, announce, fill, h, keyed, line } from "./dom";
+import { action, errorBox, perform } from "./parts";
 import type { Question } from "./types";
 
 const settle = 700; // milliseconds in which a user notices that questions moved
 
 // questionList returns an element that shows open questions. A guest decides when it asks, and
 // when it withdraws a question. A click just after questions have moved may be meant for
-// another one, so it has no effect.
-export function questionList(): { root: HTMLElement; show: (open: Question[]) => void } {
+// another one, so it has no effect. An answer to a question that another person has answered is
+// reported in the element late, which stays when the question disappears.
+export function questionList(): { root: HTMLElement; late: HTMLElement; show: (open: Question[]) => void } {
   const root = h("div", { class: "cards" });
+  const late = h("div");
   let order = "";
   let timer = 0;
   root.addEventListener("click", (e) => {
@@ -20,6 +22,7 @@ export function questionList(): { root: HTMLElement; show: (open: Question[]) =>
   }, true);
   return {
     root,
+    late,
     show(open) {
       const now = open.map((q) => q.id).join();
       if (now !== order) {
@@ -28,15 +31,24 @@ export function questionList(): { root: HTMLElement; show: (open: Question[]) =>
         clearTimeout(timer);
         timer = setTimeout(() => { delete root.dataset.moving; }, settle);
       }
-      keyed(root, open, (q) => q.id, questionCard, (q) => [q.id, q.text, q.state]);
+      keyed(root, open, (q) => q.id, (q) => questionCard(q, late), (q) => [q.id, q.text, q.state]);
     },
   };
 }
 
 // questionCard makes the card of an open question.
-function questionCard(q: Question): HTMLElement {
+function questionCard(q: Question, late: HTMLElement): HTMLElement {
   const place = h("div");
-  const respond = (answer: string) => post(`/api/v1/hitl/${encodeURIComponent(q.id)}/respond`, { answer });
+  const respond: Respond = async (answer, done) => {
+    late.replaceChildren();
+    try {
+      await post(`/api/v1/hitl/${encodeURIComponent(q.id)}/respond`, { answer });
+      announce(done);
+    } catch (err) {
+      if (!(err instanceof ApiError) || err.problem.status !== 409) throw err;
+      fill(late, h("p", {}, h("strong", {}, "Your answer was not used: "), line(q.text, 200)), errorBox(err), h("button", { type: "button", onclick: () => late.replaceChildren() }, "Dismiss"));
+    }
+  };
   const heading = `question-${q.id}`;
   const ofGateway = q.kind === "network" || q.kind === "budget";
   return h("article", { class: "question", "data-question": q.id, "aria-labelledby": heading },
@@ -51,9 +63,11 @@ function questionCard(q: Question): HTMLElement {
     place);
 }
 
-function controls(q: Question, respond: (answer: string) => Promise<unknown>, place: HTMLElement): HTMLElement {
+type Respond = (answer: string, done: string) => Promise<void>;
+
+function controls(q: Question, respond: Respond, place: HTMLElement): HTMLElement {
   const buttons: HTMLElement[] = [];
-  const answer = (label: string, text: string, kind?: string) => buttons.push(action(label, place, () => respond(text), { kind, done: `Answered: ${label}` }));
+  const answer = (label: string, text: string, kind?: string) => buttons.push(action(label, place, () => respond(text, `Answered: ${label}`), { kind }));
   const decides = ["permission", "plan", "network"].includes(q.kind);
   const parts = Math.max(1, Math.min(q.parts ?? 1, 8));
   if (decides) {
@@ -74,7 +88,7 @@ function controls(q: Question, respond: (answer: string) => Promise<unknown>, pl
     class: "answer",
     onsubmit: (e: Event) => {
       e.preventDefault();
-      void perform(send, place, () => respond(field.value), "Answer sent");
+      void perform(send, place, () => respond(field.value, "Answer sent"));
     },
   }, h("label", { class: "unseen", for: `answer-${q.id}` }, label), h("div", { class: "row" }, field, send));
   return h("div", { class: "answers" }, buttons, form);

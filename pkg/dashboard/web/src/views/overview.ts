@@ -59,7 +59,7 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
       h("div", { class: "buttons" },
         can("admin") && h("button", { type: "button", class: "primary", onclick: openRepository }, "Open repository"),
         can("submit") && h("a", { class: "button", href: "#/submit" }, "Submit task"))),
-    questionSection, notes, nothing, sections.map((s) => s.root), running.root, ended.root);
+    questionSection, questions.late, notes, nothing, sections.map((s) => s.root), running.root, ended.root);
   watch(show, signal);
 }
 

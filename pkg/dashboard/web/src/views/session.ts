@@ -25,7 +25,7 @@ export function sessionView(main: HTMLElement, signal: AbortSignal, id: string, 
   const panel = h("section", { class: "panel", "aria-label": title });
   const links = Object.entries(tabs).filter(([name]) => name !== "terminal" || can("admin"))
     .map(([name, [label]]) => h("li", {}, h("a", { href: `#/sessions/${id}/${name}`, "aria-current": name === tab ? "page" : undefined, "data-tab": name }, label)));
-  fill(main, head, questions.root, h("nav", { class: "tabs", "aria-label": "Parts of the session" }, h("ul", {}, links)), panel);
+  fill(main, head, questions.root, questions.late, h("nav", { class: "tabs", "aria-label": "Parts of the session" }, h("ul", {}, links)), panel);
   fill(head, loading());
 
   let shown = "";
