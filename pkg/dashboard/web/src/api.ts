@@ -71,8 +71,12 @@ export async function request(path: string, o: Options = {}): Promise<Response> 
   if (!response.ok) {
     const problem = await problemOf(response);
     if (response.status === 401 && login) {
-      setLogin(undefined);
-      loggedOut();
+      const { key } = login;
+      if (restoreLogin()?.key !== key) location.reload(); // another tab has logged in, and the cookie is of that login
+      else {
+        setLogin(undefined);
+        loggedOut();
+      }
     }
     throw problem;
   }
