@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,7 @@ func TestViews(t *testing.T) {
 	asking, task := populate(h)
 	p := driver.Start(t).Open(t)
 	p.LogIn(h.link())
+	checkContents(t, p, asking)
 	source := axe(t)
 	for _, view := range views(asking, task) {
 		p.Show(view)
@@ -129,6 +131,61 @@ func TestViews(t *testing.T) {
 	}
 	p.CheckHarmless()
 	drawPictures(t, p)
+}
+
+// checkContents checks what the overview puts first, what the page of the host says, and the chart.
+func checkContents(t *testing.T, p *driver.Page, asking guest) {
+	t.Helper()
+	var groups []string
+	p.Eval(`[...document.querySelectorAll("main section")].filter((e) => !e.hidden && e.querySelector(".rows, .cards")).map((e) => e.querySelector("h2").firstChild.textContent.trim() + ": " +
+		[...e.querySelectorAll(".rows a.name")].map((a) => a.innerText).toSorted().join(", "))`, &groups)
+	want := []string{"Questions: ", "Needs attention: docs, legacy-billing, payments-api, search", "Working: storefront"}
+	if len(groups) < 6 || !slices.Equal(groups[:3], want) || groups[len(groups)-2] != "Running tasks: update dependencies" || groups[len(groups)-1] != "Ended tasks: fix the greeting, nightly tests" {
+		t.Errorf("groups of the overview = %q, want %q first, and tasks last", groups, want)
+	}
+
+	// populate has inserted the uses: by day 0.40 to 2.80 USD for the one model, 0.40 USD more for the other.
+	const models = `[...document.querySelectorAll("section[aria-labelledby=models] tbody tr")].map((r) => [...r.cells].map((c) => c.innerText).join(" "))`
+	const repos = `[...document.querySelectorAll("section[aria-labelledby=repos] tbody tr")].map((r) => [...r.cells].map((c) => c.innerText).join(" "))`
+	for _, c := range []struct {
+		view, rows string
+		want       []string
+	}{
+		{"#/host", models, []string{"gpt-5.1-codex 12 588,000 $18.80", "claude-opus-4-5 12 588,000 $14.00"}},
+		{"#/host", repos, []string{"local:" + asking.dir + "/payments-api 24 1,176,000 $32.80"}},
+	} {
+		p.Show(c.view)
+		p.Until("the rows", c.rows+".length > 0")
+		var got []string
+		if p.Eval(c.rows, &got); !slices.Equal(got, c.want) {
+			t.Errorf("rows of %s = %q, want %q", c.view, got, c.want)
+		}
+	}
+	var sizes []string
+	if p.Eval(`[...document.querySelectorAll("section[aria-labelledby=disk] dd")].map((e) => e.innerText)`, &sizes); len(sizes) < 2 || slices.ContainsFunc(sizes, func(s string) bool { return !strings.HasSuffix(s, "B") }) {
+		t.Errorf("sizes on the disk = %q, want two or more", sizes)
+	}
+
+	// The chart has a bar in the colour of the accent for each of the 12 days.
+	p.Show("#/sessions/" + asking.id + "/usage")
+	p.Until("12 bars in the chart", `(() => {
+		const canvas = document.querySelector(".chart canvas");
+		if (!canvas) return false;
+		const probe = document.createElement("canvas").getContext("2d");
+		probe.fillStyle = getComputedStyle(document.querySelector(".chart")).getPropertyValue("--accent").trim();
+		probe.fillRect(0, 0, 1, 1);
+		const accent = probe.getImageData(0, 0, 1, 1).data;
+		const { width, height } = canvas;
+		const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+		const is = (x, y) => x >= 0 && [0, 1, 2].every((i) => pixels[4 * (y * width + x) + i] === accent[i]);
+		for (let y = 0; y < height; y++) {
+			let bars = 0;
+			for (let x = 0; x < width; x++) if (is(x, y) && !is(x - 1, y)) bars++;
+			if (bars === 12) return true;
+		}
+		return false;
+	})()`)
+	p.Show("#/")
 }
 
 func drawPictures(t *testing.T, p *driver.Page) {
