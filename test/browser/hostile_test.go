@@ -4,6 +4,7 @@ package browser
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/test/browser/driver"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -50,8 +53,11 @@ func mark(i int) string { return fmt.Sprintf("M%02dM", i) }
 
 // literal reports whether a text can be shown exactly as it is.
 func literal(text string) bool {
-	return len(text) < 150 && strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0 && !strings.Contains(text, "  ")
+	return len(text) < 120 && strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0 && !strings.Contains(text, "  ")
 }
+
+// subtaskManifest is what a subtask in the store was submitted with.
+const subtaskManifest = `{"version":"1","kind":"Task","repository":{"url":"owner/repo"},"agent":{"kind":"command","command":["true"]}}`
 
 // shows fails the test unless the page shows the texts: those that can be shown as they are
 // literally, and of the others the marks.
@@ -145,7 +151,8 @@ func TestHostileGuest(t *testing.T) {
 		round := texts[from:min(from+8, len(texts))]
 		var questions []map[string]any
 		for i, text := range round {
-			questions = append(questions, map[string]any{"id": fmt.Sprintf("%016x", from+i+1), "kind": "question", "agent": text, "tool": text, "text": text, "choices": []string{text, "other"}})
+			kind := []string{"question", "permission", "plan", "question"}[i%4]
+			questions = append(questions, map[string]any{"id": fmt.Sprintf("%016x", from+i+1), "kind": kind, "parts": i % 4, "agent": text, "tool": text, "text": text, "choices": []string{text, "other"}})
 		}
 		g.observe(quoted(map[string]any{
 			"version": 1, "window": strings.Join(round, " "), "screen": texts[max(0, from-20):min(from+20, 100)], "questions": questions,
@@ -155,10 +162,66 @@ func TestHostileGuest(t *testing.T) {
 		p.Show("#/")
 		shows(t, p, "overview", round)
 	}
-	p.Show(view + "screen")
-	shows(t, p, "screen", texts[96:])
+	for from := 0; from < len(texts); from += 20 {
+		g.observe(quoted(map[string]any{"version": 1, "window": texts[from], "screen": texts[from : from+20]}))
+		p.Show(view + "screen")
+		shows(t, p, "screen", texts[from:from+20])
+	}
 	p.Show(view + "timeline")
 	shows(t, p, "timeline", texts[99:]) // the host bounds the events about questions
+
+	// What a keeper and a gateway report: events of all kinds, models, setup, subtasks.
+	db, err := store.Open(t.Context(), filepath.Join(h.dir, ".local/state/agent-sessionizer/store.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	kinds := []string{"phase", "step", "warning", "error", "attention", "question", "net", "exec", "outcome", "subtask", "fetch"}
+	var outcomes []map[string]string
+	for i, text := range texts {
+		data := map[string]any{}
+		for _, name := range strings.Fields("agent actor allow answer by deny detail error exec exit_code from hint host_services message name on reason result signal state text to") {
+			data[name] = strings.ToValidUTF8(text[:min(len(text), 2000)], "") // an event is bounded
+		}
+		ev := store.NewEvent(kinds[i%len(kinds)], data)
+		if ev.Kind == "fetch" {
+			ev.Kind = text
+		}
+		use := store.Usage{Session: g.id, Request: fmt.Sprint(i), At: time.Now(), RepoKey: text, Model: text, Input: 1, Cost: int64(i)}
+		sub := store.Task{ID: fmt.Sprintf("%012x", i+1), Name: text, Phase: string(task.Completed), Desired: string(task.Run), Parent: g.id, Root: g.id, Depth: 1, Manifest: json.RawMessage(subtaskManifest), Status: json.RawMessage("{}")}
+		submitted := store.NewEvent(task.EventPhase, task.PhaseChange{To: task.Completed})
+		admit := func(store.Family) error { return nil }
+		if _, err := db.CreateSubtask(t.Context(), sub, nil, submitted, store.NewEvent("subtask", map[string]string{"id": sub.ID, "name": text}), admit); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(db.Append(t.Context(), g.id, ev), db.ReserveUsage(t.Context(), use, nil)); err != nil {
+			t.Fatal(err)
+		}
+		outcomes = append(outcomes, map[string]string{"step": text, "state": text})
+	}
+	_, err = db.Update(t.Context(), g.id, func(row *store.Session) (store.Event, error) {
+		var status map[string]any
+		err := json.Unmarshal(row.Status, &status)
+		status["setup"] = outcomes
+		row.Status = json.RawMessage(quoted(status))
+		return store.Event{}, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Until("the setup", `document.querySelector("dl.facts")?.innerText.includes("M99M")`)
+	shows(t, p, "timeline", texts)
+	shows(t, p, "setup", texts)
+	p.Show(view + "usage")
+	shows(t, p, "usage", texts)
+	p.Show("#/host")
+	p.Until("both tables", `["models", "repos"].every((id) => document.querySelector("section[aria-labelledby=" + id + "]").innerText.includes("M99M"))`)
+	shows(t, p, "host", texts)
+	p.Show("#/")
+	p.Click("Show all 100")
+	shows(t, p, "subtasks", texts)
+	p.Show("#/tasks/000000000001")
+	shows(t, p, "subtask", texts[:1])
 
 	// A task: its output, its error, its artifacts and its events.
 	var output strings.Builder
@@ -175,7 +238,11 @@ func TestHostileGuest(t *testing.T) {
 	task := "#/tasks/" + id + "/"
 	for _, tab := range []string{"timeline", "output", "artifacts"} {
 		p.Show(task + tab)
-		p.Until("the last text", `document.querySelector("main").innerText.includes("M99M")`)
+		last := `document.querySelector("main").innerText.includes("M99M")`
+		if tab == "output" { // the two streams are read separately
+			last = `[...document.querySelectorAll("pre.log")].every((e) => e.innerText.includes("M99M"))`
+		}
+		p.Until("the last text", last)
 		shows(t, p, "task's "+tab, texts)
 	}
 	p.Show(task + "changes")
