@@ -53,6 +53,7 @@ func TestSession(t *testing.T) {
 	p.ScreenShows("^C\nguest$")
 	p.TypeInTerminal("echo after interrupt\r")
 	p.ScreenShows("\nafter interrupt")
+	pasteAndTap(g, p)
 	// Another window is chosen from the list, and shown.
 	p.Eval(`(() => { const s = document.querySelector("#window"); s.selectedIndex = 1; s.dispatchEvent(new Event("change")) })()`, nil)
 	p.Until("a new terminal", `document.querySelector(".xterm-rows") && ![...document.querySelectorAll(".xterm-rows > div")].some((e) => e.textContent.includes("interrupt"))`)
@@ -103,12 +104,54 @@ func TestSession(t *testing.T) {
 	g.exec("echo more >>greeting.txt")
 	p.Click("Destroy…")
 	p.Sees("This would be lost:")
+	for _, found := range p.Axe(axe(t)) {
+		t.Errorf("dialog that destroys a session: %s", found)
+	}
 	p.Press(kb.Escape)
 	p.Misses("This would be lost:")
 	p.Click("Destroy…")
 	p.Click("Destroy it and lose this work")
 	p.Sees("No sessions and no tasks yet")
 	p.CheckHarmless()
+}
+
+// pasteAndTap pastes into the terminal, by the keyboard and by the button, and taps the on-screen
+// keys of a phone.
+func pasteAndTap(g guest, p *driver.Page) {
+	t := g.t
+	t.Helper()
+	p.TypeInTerminal("clear; cat >pasted\r")
+	p.Copy("one & <b>two</b>\n")
+	p.Paste()
+	p.ScreenShows("one & <b>two</b>\n")
+	p.Copy("three ${HOME}\n")
+	p.Click("Paste")
+	p.ScreenShows("three ${HOME}\n")
+	p.TypeInTerminal("\x04")
+	pasted := filepath.Join(g.root, "home/agent/repo/pasted")
+	const want = "one & <b>two</b>\nthree ${HOME}\n"
+	testenv.WaitFor(t, "the pasted text in the guest", func() bool {
+		content, err := os.ReadFile(pasted)
+		return err == nil && string(content) == want
+	})
+
+	p.Size(390, 844)
+	p.Touch(true)
+	p.TypeInTerminal("clear; rm pasted; cat\r")
+	p.ScreenShows("cat\n")
+	var small []string
+	p.Eval(`[...document.querySelectorAll(".keys button")].filter((e) => { const r = e.getBoundingClientRect(); return r.height < 44 || r.width < 44 || r.left < 0 || r.right > innerWidth }).map((e) => e.innerText)`, &small)
+	if len(small) > 0 {
+		t.Errorf("on-screen keys %q are smaller than 44 px, or outside of the window", small)
+	}
+	for _, key := range []string{"Esc", "Up", "Down", "Left", "Right"} {
+		p.Tap(key)
+	}
+	p.ScreenShows("^[^[[A^[[B^[[D^[[C")
+	p.Tap("Control C")
+	p.ScreenShows("^C\nguest$")
+	p.Touch(false)
+	p.Size(1280, 900)
 }
 
 // TestSubmit submits a task: first with an error in its manifest, then a valid one, whose
