@@ -6,12 +6,14 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
 
 // plan is AGENT_SESSIONIZER_CRASH in the form COMMAND:MARK:N:HOW:FILE. The first process of
-// that command to reach the Nth mark of that name creates the file and then acts on HOW.
+// that command to reach the Nth mark of that name creates the file and then acts on HOW. With
+// COMMAND#K it can only be the Kth process of that command that reached any mark.
 // With "kill" it dies as if by kill -9; with "stop" it stops until it receives SIGCONT.
 // With "tell", every process appends a line to the file at each of its marks.
 var plan = strings.SplitN(os.Getenv("AGENT_SESSIONIZER_CRASH"), ":", 5)
@@ -29,7 +31,8 @@ func Here(m Mark) {
 		tell(m)
 		return
 	}
-	if os.Args[1] != plan[0] || string(m) != plan[1] || strconv.FormatInt(n, 10) != plan[2] {
+	command, which, one := strings.Cut(plan[0], "#")
+	if os.Args[1] != command || one && which != order() || string(m) != plan[1] || strconv.FormatInt(n, 10) != plan[2] {
 		return
 	}
 	f, err := os.OpenFile(plan[4], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -47,12 +50,28 @@ func Here(m Mark) {
 }
 
 func tell(m Mark) {
-	f, err := os.OpenFile(plan[4], os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	appendLine(plan[4], os.Args[1]+" "+string(m)+" "+strconv.Itoa(os.Getpid()))
+}
+
+// order returns which process of its command this is, from "1", in the order of their first marks.
+var order = sync.OnceValue(func() string {
+	path, self := plan[4]+"."+os.Args[1], strconv.Itoa(os.Getpid())
+	appendLine(path, self)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		panic(err)
+	}
+	before, _, _ := strings.Cut("\n"+string(text), "\n"+self+"\n")
+	return strconv.Itoa(strings.Count(before, "\n") + 1)
+})
+
+func appendLine(path, line string) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		panic(err)
 	}
 	defer f.Close()
-	if _, err := f.WriteString(os.Args[1] + " " + string(m) + " " + strconv.Itoa(os.Getpid()) + "\n"); err != nil {
+	if _, err := f.WriteString(line + "\n"); err != nil {
 		panic(err)
 	}
 }

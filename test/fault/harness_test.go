@@ -134,6 +134,10 @@ type world struct {
 	env  []string
 	full bool         // whether its state is on its own disk
 	ill  atomic.Int64 // odd while the host has a fault, and commands may fail because of it
+	plan []string     // in the environment of the commands that a case has killed, besides its first
+	// A case calls begin and finish around what it is about.
+	begin, finish func()
+	answer        string // to the case's question, if it has one
 
 	mu   sync.Mutex
 	gone bool
@@ -170,7 +174,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, home: home, env: []string{
+	w := &world{t: t, home: home, begin: func() {}, finish: func() {}, env: []string{
 		"HOME=" + home, "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"), "TMUX_TMPDIR=" + home,
 		"AGENT_SESSIONIZER_FAULTS=" + filepath.Join(home, "faults.json"), "AGENT_SESSIONIZER_PREPARE=none",
 		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_RUNNING=100",

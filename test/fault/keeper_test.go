@@ -17,6 +17,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -45,32 +46,9 @@ func cancel(w *world, id string) error {
 	return err
 }
 
-// reply answers the question of the task's agent, once. The answer is saved, so it reaches the
-// agent whichever process is killed.
-func reply(w *world, _ string) error {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		out, err := w.run(nil, "agent-sessionizer", "answer", "--json")
-		if err != nil {
-			return err
-		}
-		var list []struct{ ID string }
-		if err := json.Unmarshal([]byte(out), &list); err != nil {
-			return err
-		}
-		if len(list) > 1 {
-			return fmt.Errorf("one question has %d rows: %s", len(list), out)
-		}
-		if len(list) == 1 {
-			_, err := w.run(nil, "agent-sessionizer", "answer", list[0].ID, "go on")
-			return err
-		}
-	}
-	return errors.New("the agent's question does not arrive")
-}
-
-// cancelTree cancels the task when it has a subtask, and waits until both have ended.
+// cancelTree cancels the task when the leaf below it runs, and waits until all have ended. A cancel whose
+// process is killed is repeated if it had no effect.
 func cancelTree(w *world, id string) error {
-	cancelled := false
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		out, err := w.run(nil, "agent-sessionizer", "task", "list", "--all", "--json")
 		if err != nil {
@@ -80,19 +58,31 @@ func cancelTree(w *world, id string) error {
 		if err := json.Unmarshal([]byte(out), &all); err != nil {
 			return err
 		}
-		switch {
-		case len(all) > 2:
-			return fmt.Errorf("one submission made %d subtasks", len(all)-1)
-		case len(all) == 2 && !cancelled:
-			if err := cancel(w, id); err != nil {
-				return err
+		states := map[string]string{}
+		for _, v := range all {
+			if states[v.Name] != "" {
+				return fmt.Errorf("one submission made two tasks %s", v.Name)
 			}
-			cancelled = true
-		case cancelled && all[0].State == "CANCELLED" && all[1].State == "CANCELLED":
+			states[v.Name] = v.State
+			if v.ID == id && v.Desired == "run" && states["leaf"] == "RUNNING" { // the newest is listed first
+				w.begin()
+				_, err := w.run(w.plan, "agent-sessionizer", "task", "cancel", id)
+				if err != nil && !strings.Contains(err.Error(), "signal: killed") {
+					return err
+				}
+			}
+		}
+		if states["leaf"] == "CANCELLED" && states["middle"] == "CANCELLED" && states["cascade"] == "CANCELLED" {
+			w.finish()
+			for _, v := range all {
+				if err := w.events(v.ID); err != nil {
+					return fmt.Errorf("%s: %w", v.Name, err)
+				}
+			}
 			return nil
 		}
 	}
-	return errors.New("the subtask does not end with its task")
+	return errors.New("the subtasks do not end with their task")
 }
 
 const guestAgent = `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest"`
@@ -108,11 +98,13 @@ var cases = []kase{
 	{"timeout", "echo up; sleep 600", "timeout: 2s", nil, "FAILED", 1},
 	{"subtasks", `id=$(` + guestAgent + ` task submit -- sh -c "echo child >child.txt"); ` + guestAgent + ` task wait "$id" || exit 9
 ` + guestAgent + ` task artifacts "$id" --get untracked/child.txt >>input.txt; [ $(` + guestAgent + ` task list | wc -l) = 1 ] || exit 8; ` + commit, "", nil, "COMPLETED", 1},
-	{"cascade", guestAgent + ` task submit --name leaf -- sleep 600; sleep 600`, "cancel_grace: 1s", cancelTree, "CANCELLED", 1},
-	{"question", `"$AGENT_GUEST_ROOT/usr/local/bin/agent-guest" ask "Go on?" >>input.txt; ` + commit, "", reply, "COMPLETED", 1},
+	cascade,
 	// The VM goes away during the first run; the second run uses the same disk.
 	{"crash", `echo work >input.txt; [ $(wc -l <"$RUNS") -gt 1 ] || exec sleep 600; ` + commit, "", crash, "COMPLETED", 2},
 }
+
+// cascade is a task with a subtask that has a subtask. It is cancelled.
+var cascade = kase{"cascade", guestAgent + ` task submit --name middle -- sh -c '` + guestAgent + ` task submit --name leaf -- sleep 600; sleep 600'; sleep 600`, "cancel_grace: 1s", cancelTree, "CANCELLED", 1}
 
 // manifest returns the manifest of the case.
 func (k kase) manifest(home string) string {
@@ -140,7 +132,9 @@ type ending struct {
 
 type view struct {
 	ID      string
+	Name    string
 	State   string
+	Desired string
 	Outcome *struct {
 		Result   string
 		ExitCode int `json:"exit_code"`
@@ -264,6 +258,9 @@ func (w *world) ending(id string, v view) (ending, error) {
 	}
 	sort.Strings(names)
 	e.Artifacts = strings.Join(names, "\n")
+	if err := w.checkAnswer(); err != nil {
+		return e, err
+	}
 	return e, w.events(id)
 }
 
@@ -330,7 +327,9 @@ func (w *world) leftovers() (left []string) {
 type calmRun struct {
 	ending ending
 	took   time.Duration
-	marks  map[string]int // how many marks a command's process reaches, by "COMMAND MARK"
+	marks  map[string]int // how many marks a command's process reaches, by "COMMAND MARK" and "COMMAND#K MARK"
+	// How many of them it had reached when world.begin and world.finish were called.
+	begun, finished map[string]int
 }
 
 var (
@@ -351,26 +350,42 @@ func calmly(t *testing.T, k kase) calmRun {
 	began := time.Now()
 	told := filepath.Join(w.home, "marks")
 	w.env = append(w.env, "AGENT_SESSIONIZER_CRASH=:::tell:"+told)
+	c := calmRun{}
+	w.begin = func() { c.begun = countMarks(t, told) }
+	w.finish = func() { c.finished = countMarks(t, told) }
 	e, err := w.play(k)
 	if err != nil || e.State != k.end || e.Runs != k.runs {
 		t.Fatalf("%s, undisturbed = %+v, %v, want %s after %d runs", k.name, e, err, k.end, k.runs)
 	}
-	c := calmRun{e, time.Since(began), map[string]int{}}
+	c.ending, c.took = e, time.Since(began)
 	if left := w.leftovers(); len(left) > 0 {
 		t.Fatalf("%s, undisturbed: leftovers = %v, want none", k.name, left)
 	}
+	c.marks = countMarks(t, told)
+	calm[k.name] = c
+	return c
+}
+
+// countMarks reads what processes reported, and returns the most that one process reached of each mark.
+func countMarks(t *testing.T, told string) map[string]int {
+	t.Helper()
 	text, err := os.ReadFile(told)
 	if err != nil {
 		t.Fatal(err)
 	}
-	each := map[string]int{}
+	marks, each, order := map[string]int{}, map[string]int{}, map[string][]string{}
 	for line := range strings.Lines(string(text)) {
-		place := line[:strings.LastIndexByte(line, ' ')]
+		f := strings.Fields(line) // command, mark, pid
+		if !slices.Contains(order[f[0]], f[2]) {
+			order[f[0]] = append(order[f[0]], f[2])
+		}
 		each[line]++
-		c.marks[place] = max(c.marks[place], each[line])
+		for _, process := range []string{f[0], fmt.Sprintf("%s#%d", f[0], slices.Index(order[f[0]], f[2])+1)} {
+			place := process + " " + f[1]
+			marks[place] = max(marks[place], each[line])
+		}
 	}
-	calm[k.name] = c
-	return c
+	return marks
 }
 
 // disturbed checks one disturbed run, which must end like an undisturbed one.
@@ -401,10 +416,11 @@ var (
 type trouble struct {
 	name  string
 	kase  kase
-	who   []string       // the commands; the first process of each that gets there
+	who   []string       // the commands; the first process of each that gets there, or with #K its Kth process
 	marks []string       // the marks
 	step  int            // 1 for each such mark, 2 for every second one, and so on
 	from  int            // the first mark to use; 0 is the first
+	core  bool           // only marks between the case's calls of world.begin and world.finish
 	ready func(w *world) // before the task is submitted; may be nil
 	act   func(w *world) // while the process is stopped there; nil kills it
 	may   func(got *ending, want ending)
@@ -426,7 +442,12 @@ func (x trouble) everywhere(t *testing.T) {
 			for _, mark := range x.marks {
 				most := calm.marks[process+" "+mark]
 				came += most
-				for n := x.from + 1; n <= most; n += x.step {
+				from := x.from
+				if x.core { // a run differs from another by a mark or two
+					from += max(calm.begun[process+" "+mark]-2, 0)
+					most = min(most, calm.finished[process+" "+mark]+2)
+				}
+				for n := from + 1; n <= most; n += x.step {
 					places = append(places, place{process, mark, n})
 				}
 			}
@@ -434,6 +455,8 @@ func (x trouble) everywhere(t *testing.T) {
 				t.Errorf("%s came to none of the marks %v, want some", process, x.marks)
 			}
 		}
+		came := atomic.Int64{}
+		defer func() { t.Logf("%d marks, %d faults", len(places), came.Load()) }()
 		eachAtOnce(len(places), func(i int) {
 			p := places[i]
 			w := newWorld(t)
@@ -442,6 +465,7 @@ func (x trouble) everywhere(t *testing.T) {
 				x.ready(w)
 			}
 			stood := w.breakAt(p.process, p.mark, p.n, x.act)
+			w.plan = []string{stood.env}
 			got, err := w.play(x.kase, stood.env)
 			// A mark may be missed: how often a keeper writes also depends on timing,
 			// and a check may have started the keeper that does the work.
@@ -451,6 +475,7 @@ func (x trouble) everywhere(t *testing.T) {
 				}
 				return
 			}
+			came.Add(1)
 			if x.check != nil && err == nil {
 				err = x.check(w)
 			}

@@ -36,7 +36,7 @@
 // where match is part of the command, with drop_after (bytes, after which the
 // connection breaks), die (the VM is gone) and freeze (it stops responding).
 // kill_self_at sends SIGKILL to the process that calls the driver, before or after
-// the operation's work.
+// the operation's work. SIGUSR1 to the VM's process breaks all connections to the VM.
 //
 // It isolates nothing and must never be part of the shipped program.
 package fake

@@ -52,6 +52,19 @@ func Main(ctx context.Context, args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
 	defer stop()
+	cuts, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(cuts, syscall.SIGUSR1)
+	go func() {
+		defer close(done)
+		for range cuts {
+			g.breakConnections()
+		}
+	}()
+	defer func() {
+		signal.Stop(cuts)
+		close(cuts)
+		<-done
+	}()
 	return g.run(ctx)
 }
 
@@ -156,11 +169,9 @@ func (g *guest) serve(ctx context.Context, ln net.Listener, cfg *xssh.ServerConf
 	stop := context.AfterFunc(ctx, func() {
 		_ = ln.Close()
 		g.mu.Lock()
-		defer g.mu.Unlock()
 		g.off = true
-		for c := range g.conns {
-			_ = c.Close()
-		}
+		g.mu.Unlock()
+		g.breakConnections()
 		reap(g.root())
 	})
 	defer stop()
@@ -174,6 +185,15 @@ func (g *guest) serve(ctx context.Context, ln net.Listener, cfg *xssh.ServerConf
 	reap(g.root())
 	g.tasks.Wait()
 	reap(g.root())
+}
+
+// breakConnections breaks all connections.
+func (g *guest) breakConnections() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range g.conns {
+		_ = c.Close()
+	}
 }
 
 // keep records a connection so that a power-off ends it.
