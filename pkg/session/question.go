@@ -58,12 +58,14 @@ func (qs Questions) Answer(ctx context.Context, id, answer string) (store.Questi
 // CheckAnswer returns an answer as the program that asked takes it, or an error if the
 // question cannot be answered like that.
 func CheckAnswer(q store.Question, answer string) (string, error) {
-	answer = strings.TrimSpace(strings.ReplaceAll(answer, "\r\n", "\n"))
+	valid := utf8.ValidString(answer)
+	// As it is sent, so that the row shows what the program gets. A tab becomes four spaces.
+	answer = guestproto.CleanLines(strings.TrimSpace(answer), 4*len(answer))
 	hint := "agent-sessionizer answer " + q.ID
 	switch {
 	case answer == "":
 		return "", fail.New(fail.Usage, "the answer must not be empty").WithHint("%s", hint)
-	case !utf8.ValidString(answer) || utf8.RuneCountInString(answer) > guestproto.MaxAnswerText:
+	case !valid || utf8.RuneCountInString(answer) > guestproto.MaxAnswerText:
 		return "", fail.New(fail.Usage, "the answer must be at most %d characters of UTF-8", guestproto.MaxAnswerText).WithHint("%s", hint)
 	}
 	word := strings.ToLower(answer)

@@ -40,6 +40,7 @@ func TestCheckAnswer(t *testing.T) {
 		{only, "3", "1"},
 		{parts, "a\r\nb", "a\nb"},
 		{parts, "deny", "deny"},
+		{permission, "\ttype\tthis\x1b[0m", "type    this\ufffd[0m"}, // as the guest gets it
 		{store.Question{Kind: string(guestproto.AskText)}, "no", "no"},
 		{store.Question{Kind: store.QuestionNetwork}, "Y", "allow"},
 		{store.Question{Kind: store.QuestionBudget, Tool: gateway.LimitSession}, "10 USD", "10 USD"},
@@ -56,6 +57,7 @@ func TestCheckAnswer(t *testing.T) {
 	}{
 		{permission, " \n ", "must not be empty"},
 		{permission, strings.Repeat("é", 4001), "at most 4000 characters"},
+		{permission, strings.Repeat("a\tb", 700), "at most 4000 characters"}, // it would be cut on its way
 		{permission, "\xff", "UTF-8"},
 		{only, "MySQL", `must be one of Postgres, SQLite, 1, got "MySQL"`},
 		{only, "4", "must be one of"},
