@@ -221,6 +221,9 @@ func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
 			return noCheckpoint(s, r.Name)
 		}
 		if memory = to.Memory; memory {
+			if err := k.w.Sessions.Store.ReuseQuestionIDs(ctx, s.ID); err != nil {
+				return err
+			}
 			err = d.Restore(ctx, s.VM(), to.ID, true)
 		}
 		if !memory || errors.Is(err, vm.ErrNotWoken) {

@@ -182,6 +182,17 @@ func (s *Store) AnswerQuestion(ctx context.Context, id, by string, check func(Qu
 	return q, err
 }
 
+// ReuseQuestionIDs lets the guest of a session ask the questions that have ended again, as new ones.
+// It is called when the guest returns to an earlier state, in which a program may wait for an answer
+// that it has already got.
+func (s *Store) ReuseQuestionIDs(ctx context.Context, session string) error {
+	return s.db.tx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE questions SET guest_id = 'earlier:' || id
+			WHERE session = ? AND state IN ('delivered', 'closed') AND kind NOT IN ('network', 'budget')`, session)
+		return err
+	})
+}
+
 // Question returns one question, or fail.NotFound when it does not exist.
 func (s *Store) Question(ctx context.Context, id string) (q Question, err error) {
 	err = s.db.retryBusy(ctx, func() error {

@@ -16,6 +16,37 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
+// TestQuestionsOfAnEarlierState checks that a guest that returned to an earlier state can ask again what
+// was answered since, and that a question that waits stays the same.
+func TestQuestionsOfAnEarlierState(t *testing.T) {
+	s := reopen(t, filepath.Join(t.TempDir(), "store.db"))
+	create(t, s, "a", "ready")
+	create(t, s, "b", "ready")
+	a, b := &asker{T: t, s: s, session: "a"}, &asker{T: t, s: s, session: "b"}
+	before := a.sync(nil, "1", "2")
+	b.sync(nil, "1")
+	b.sync(nil)
+	if _, err := answer(s, t, before[0].ID, "user", "allow"); err != nil {
+		t.Fatal(err)
+	}
+	a.sync([]string{"1"}, "2")
+	for range 2 { // a killed keeper repeats it
+		if err := s.ReuseQuestionIDs(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := a.sync(nil, "1", "2")
+	if len(again) != 2 || again[0].ID != before[1].ID || again[1].GuestID != "1" || again[1].ID == before[0].ID {
+		t.Errorf("questions in the earlier state = %+v, want that of %+v, and 1 as a new one", again, before[1])
+	}
+	if q, err := s.Question(t.Context(), before[0].ID); err != nil || q.State != store.QuestionDelivered {
+		t.Errorf("the answered question = %+v, %v, want it delivered", q, err)
+	}
+	if got := b.sync(nil, "1"); len(got) != 0 {
+		t.Errorf("questions of another session = %+v, want none", got)
+	}
+}
+
 // asker makes the questions of a session those with the given ids.
 type asker struct {
 	*testing.T
