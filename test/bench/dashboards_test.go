@@ -159,7 +159,7 @@ type dashboard struct {
 
 	mu      sync.Mutex
 	delays  series // of events, in ms
-	seen    int // overviews
+	seen    int    // overviews
 	latest  string
 	changed chan struct{}
 }
