@@ -85,7 +85,7 @@ func (h *Hosts) All(ctx context.Context) (map[string]uint64, []Host, error) {
 	return seqs, all, nil
 }
 
-// tidy removes what is no heartbeat of a member, if the stream is filling up.
+// tidy removes what does not belong to a member, if the stream is filling up.
 func (h *Hosts) tidy(ctx context.Context, known func(name string) bool) error {
 	return h.records.tidy(ctx, func(r record, _ error) bool {
 		return CheckName(r.Key) == nil && known(r.Key)

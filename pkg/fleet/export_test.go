@@ -10,16 +10,16 @@ import (
 // Digest is digest, for tests.
 var Digest = digest
 
-// Missing is missing, for tests.
+// Missing calls missing, for tests.
 func (f *Tasks) Missing(ctx context.Context) (map[string]int, error) { return f.missing(ctx) }
 
-// Wishes is wishes, for tests.
+// Wishes calls wishes, for tests.
 func (h *Host) Wishes(ctx context.Context) error { return h.wishes(ctx) }
 
-// Overdue is incomplete.overdue, for tests.
+// Overdue calls incomplete.overdue, for tests.
 func (f *Tasks) Overdue(seq uint64, now time.Time) bool { return f.incomplete.overdue(seq, now) }
 
-// Sweep is sweep, for tests.
+// Sweep calls sweep, for tests.
 func (h *Host) Sweep(ctx context.Context, own cluster.Host, lost map[string]uint64) error {
 	return h.sweep(ctx, own, lost)
 }
