@@ -226,8 +226,8 @@ func (w *watcher) endAnswered(now time.Time) {
 			continue
 		}
 		for _, a := range w.agents {
-			if a.PID != q.AgentPID || a.now.State == guestproto.AgentBlocked {
-				continue
+			if a.PID != q.AgentPID || a.now.State == guestproto.AgentBlocked || !a.now.Since.After(q.At) {
+				continue // a state from before the question means that its dialog is not there yet
 			}
 			since, known := w.unblocked[q.ID]
 			if !known {

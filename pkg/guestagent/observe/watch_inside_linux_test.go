@@ -253,3 +253,38 @@ func TestProcessAt(t *testing.T) {
 		t.Errorf("ProcessAt(%d) = %+v, want no process", 1<<30, p)
 	}
 }
+
+// TestLateDialog checks that a question stays open while its agent says that it works because the
+// dialog is not drawn yet, and ends when the agent goes on after it.
+func TestLateDialog(t *testing.T) {
+	g := sys.Guest{Root: t.TempDir(), Fake: true}
+	self, _ := sys.ProcessAt(os.Getpid())
+	q, err := question{Question: guestproto.Question{Kind: guestproto.AskPermission, Text: "Bash: touch x"}, AgentPID: self.PID}.raise(g, self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWatcher(g, Options{}, nil)
+	w.questions, _ = readQuestions(g)
+	agent := &reportFile{agentReport: agentReport{Agent: "claude", PID: self.PID, Start: self.Start}}
+	w.agents["a"] = agent
+	for _, c := range []struct {
+		state guestproto.AgentState
+		since time.Duration // after the question
+		after time.Duration
+		open  bool
+	}{
+		{guestproto.AgentBlocked, 0, time.Second, true},
+		{guestproto.AgentWorking, -time.Minute, 6 * time.Second, true},
+		{guestproto.AgentWorking, -time.Minute, time.Hour, true},
+		{guestproto.AgentBlocked, 2 * time.Hour, 2 * time.Hour, true},
+		{guestproto.AgentWorking, 3 * time.Hour, 3 * time.Hour, true},
+		{guestproto.AgentWorking, 3 * time.Hour, 3*time.Hour + 2*time.Second, false},
+	} {
+		agent.now = agent.agentReport
+		agent.now.State, agent.now.Since = c.state, q.At.Add(c.since)
+		w.endAnswered(q.At.Add(c.after))
+		if open, _ := readQuestions(g); (len(open) == 1) != c.open {
+			t.Fatalf("questions %v later, %s since %v = %+v, want it open: %t", c.after, c.state, c.since, open, c.open)
+		}
+	}
+}

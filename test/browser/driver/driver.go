@@ -30,8 +30,8 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// patience bounds each wait for a page.
-const patience = 30 * time.Second
+// patience bounds each wait for a page, also for what a real VM does meanwhile.
+const patience = 2 * time.Minute
 
 // Browser is a running browser with a profile of its own.
 type Browser struct {
