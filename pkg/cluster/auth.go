@@ -3,7 +3,6 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,14 +37,14 @@ func answerInbox(m *nats.Msg, text []byte) error {
 func (m Membership) permissions() *server.Permissions {
 	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	publish := []string{
-		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*." + m.Name,
+		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*",
 		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.TASKS", "$JS.API.STREAM.MSG.GET.HOSTS", "$JS.API.STREAM.MSG.GET.MEMBERS", "$JS.API.STREAM.MSG.GET." + entryStream,
 		"$JS.API.CONSUMER.CREATE.TASKS.>", "$JS.API.CONSUMER.CREATE.HOSTS.>", "$JS.API.CONSUMER.CREATE.MEMBERS.>",
 		"$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.API.CONSUMER.DELETE.*.*", "$JS.API.CONSUMER.LIST.QUEUE", "$JS.API.CONSUMER.INFO.*.*", "$JS.ACK.>", "$JS.FC.>",
 	}
 	if m.Role.Allows(Member) {
-		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open."+m.Name)
-		subscribe = append(subscribe, seal+m.Name+".*")
+		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open")
+		subscribe = append(subscribe, seal+m.Name)
 	}
 	switch {
 	case m.Role.Allows(CoreOf):
@@ -116,7 +115,7 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 		return nil
 	}
 	o := c.opts.Clone()
-	o.Nkeys, o.Cluster.TLSPinnedCerts = users, pins(members)
+	o.Nkeys = users
 	if err := c.server.ReloadOptions(o); err != nil {
 		return fmt.Errorf("change who may log in to the cluster's server: %w", err)
 	}
@@ -171,32 +170,15 @@ func cores(members []Membership) map[string]bool {
 	return all
 }
 
-// pins returns the keys of the certificates of the hosts that may run servers. The server closes its
-// connections to others, also those that it opened.
-func pins(members []Membership) server.PinnedCertSet {
-	all := server.PinnedCertSet{}
-	for _, m := range members {
-		if cert, err := decodeCertificate([]byte(m.Certificate)); err == nil && m.Removed.IsZero() && m.Role.Allows(CoreOf) {
-			all[fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo))] = struct{}{}
-		}
-	}
-	return all
-}
-
 // Login returns what a host needs to log in to the cluster's servers. authority is the certificate that
 // they are trusted by, as PEM.
 func (k *Keys) Login(authority []byte) ([]nats.Option, error) {
-	return k.loginTo(authority, func(Identity) error { return nil })
-}
-
-// loginTo does what Login does. trust decides about a core.
-func (k *Keys) loginTo(authority []byte, trust func(Identity) error) ([]nats.Option, error) {
 	f, err := Fingerprint(authority)
 	if err != nil {
 		return nil, err
 	}
 	opts, err := login(k.nkey)
-	return append(opts, nats.Secure(pinned(f, trust))), err
+	return append(opts, nats.Secure(pinned(f))), err
 }
 
 func login(key nkeys.KeyPair) ([]nats.Option, error) {

@@ -100,7 +100,6 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if opts.Nkeys, err = c.users(o.Members, o.Invitations); err != nil {
 		return nil, err
 	}
-	opts.Cluster.TLSPinnedCerts = pins(o.Members)
 	if opts.TLSConfig, err = o.Keys.forHosts(o.Certificate, o.Authority); err != nil {
 		return nil, err
 	}
