@@ -52,7 +52,8 @@ export interface Options { method?: string; json?: unknown; yaml?: string; heade
 
 // request performs a request and throws an ApiError if it does not succeed.
 export async function request(path: string, o: Options = {}): Promise<Response> {
-  const headers: Record<string, string> = { ...o.headers, "X-Dashboard-Key": login?.key ?? "" };
+  const key = login?.key; // a request that was sent before may change the login
+  const headers: Record<string, string> = { ...o.headers, "X-Dashboard-Key": key ?? "" };
   let body: string | undefined;
   if (o.json !== undefined) {
     headers["Content-Type"] = "application/json";
@@ -71,7 +72,6 @@ export async function request(path: string, o: Options = {}): Promise<Response> 
   if (!response.ok) {
     const problem = await problemOf(response);
     if (response.status === 401 && login) {
-      const { key } = login;
       if (restoreLogin()?.key !== key) location.reload(); // another tab has logged in, and the cookie is of that login
       else {
         setLogin(undefined);
