@@ -128,9 +128,13 @@ bench: setup guest ## sessions and their network compared with alternatives, int
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .
 
-# Run the unit tests once, with the race detector; a second run would test the same.
+# The unit tests run once, with the race detector; a second run would test the same.
+TEST_PARTS := guest web fmt lint vet-darwin race script conformance browser vm-short e2e-short escape-short
+
 test: setup
-	$(MAKE) guest web fmt lint vet-darwin race script conformance browser vm-short e2e-short escape-short
+	@times=; for part in $(TEST_PARTS); do \
+		start=$$SECONDS; $(MAKE) $$part || exit; times+="$$((SECONDS - start)) s $$part"$$'\n'; \
+	done; printf 'all tests passed; what took longest:\n%s' "$$(sort -rn <<<"$${times%?}" | head -8)"; echo
 
 demo: setup build
 	scripts/demo.sh
