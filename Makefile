@@ -93,7 +93,7 @@ e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short re
 	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
-	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 35m -run '^TestPicker$$' ./test/e2e
+	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 60m -run '^(TestPicker|TestAttention)$$' ./test/e2e
 	PICTURES=$(CURDIR)/docs go test -count=1 -run '^TestPickerShowsWhoNeedsYou$$' ./test/script
 	PICTURES=$(CURDIR)/docs go test -tags browser -count=1 -run '^TestViews$$' ./test/browser
 

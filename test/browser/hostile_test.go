@@ -170,6 +170,16 @@ func TestHostileGuest(t *testing.T) {
 	p.Show(view + "timeline")
 	shows(t, p, "timeline", texts[99:]) // the host bounds the events about questions
 
+	// Why images were not made: a repository's setup fails with a text of its own. The host shows five.
+	for from := 0; from < len(texts); from += 5 {
+		for i, text := range texts[from : from+5] {
+			h.write(fmt.Sprintf(".local/share/agent-sessionizer/images/.failed-%d", i), quoted(map[string]any{"at": at(time.Minute), "error": text}), 0o600)
+		}
+		p.Show("#/")
+		p.Show("#/host")
+		shows(t, p, "images", texts[from:from+5])
+	}
+
 	// What a keeper and a gateway report: events of all kinds, models, setup, subtasks.
 	db, err := store.Open(t.Context(), filepath.Join(h.dir, ".local/state/agent-sessionizer/store.db"))
 	if err != nil {

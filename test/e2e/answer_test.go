@@ -74,7 +74,7 @@ func testAnswers(t *testing.T, b *box, name string, m *model, w *attention, say 
 		b.MustIn(name, "test ! -e made-by-the-agent")
 		b.answered(q.ID, "use the other directory", store.QuestionDelivered)
 	})
-	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, m, w, say) })
+	t.Run("from the dashboard", func(t *testing.T) { testDashboard(t, b, name, m, w, say, typed) })
 	t.Run("no answer", func(t *testing.T) { testExpiry(t, b, name, m, w, say, configure) })
 	t.Run("a choice", func(t *testing.T) {
 		long(t)

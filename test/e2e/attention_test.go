@@ -29,6 +29,7 @@ func TestAttention(t *testing.T) {
 	b.Repo("project")
 	m := newModel(t)
 	settings := fmt.Sprintf(`
+network: {ask: ["*.asked.example"]}
 secrets:
   ANTHROPIC_BASE_URL: {from: "cmd:printf http://host.lima.internal:%d", guest: true}
   ANTHROPIC_AUTH_TOKEN: {from: "cmd:printf pretend-%s", guest: true}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
@@ -104,6 +105,14 @@ secrets:
 	testenv.WaitFor(t, "the answer", func() bool { return strings.Contains(screen(), "All done.") })
 	b.MustIn(name, "echo mine >notes && sync")
 	pid := claude()
+	// answers lets the user answer the question of a script, which gets the answer.
+	answers := func(text string) {
+		t.Helper()
+		b.Asz("answer", b.question(guestproto.AskText, "Which port?").ID, text)
+		testenv.WaitFor(t, "the answer in the script", func() bool { return b.In(name, "cat /tmp/port").Stdout == text+"\n" })
+	}
+	b.MustIn(name, `tmux new-window -d -n script 'agent-guest ask "Which port?" >/tmp/port'`)
+	b.question(guestproto.AskText, "Which port?")
 
 	var made session.Checkpoint
 	if err := json.Unmarshal([]byte(b.Asz("checkpoint", name, "talk", "--json")), &made); err != nil {
@@ -146,6 +155,7 @@ secrets:
 			t.Errorf("%s: the guest's clock is %d s ahead, %v", when, ahead, err)
 		}
 	}
+	answers("8080")
 	say("damage BETA")
 	damage()
 	u := newTerminal(t, b) // stays attached
@@ -156,6 +166,7 @@ secrets:
 	clients := b.Processes("attach-session")
 	b.Asz("restore", name, "talk")
 	intact("restored")
+	answers("9090") // the script waits again
 	// Input without a connection is dropped, so type until the terminal is connected again.
 	for end := time.Now().Add(3 * time.Minute); !strings.Contains(u.screen(), "back-42"); time.Sleep(3 * time.Second) {
 		if time.Now().After(end) {
@@ -182,6 +193,7 @@ secrets:
 		}
 		b.Asz("restore", name, "talk")
 		intact("restored again")
+		answers("9091")
 	}
 
 	// Suspended, and resumed.

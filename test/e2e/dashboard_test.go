@@ -18,7 +18,7 @@ import (
 
 // testDashboard does in a real browser what a user does with a running session. Claude Code is
 // idle in it, and asks for permissions.
-func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, say func(string)) {
+func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string)) {
 	serve := b.start("serve", "--listen", "127.0.0.1:18123")
 	defer func() {
 		_ = serve.Process.Signal(syscall.SIGTERM)
@@ -38,13 +38,16 @@ func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, sa
 	w.blocks()
 	q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
 	p.Sees("Bash: touch made-by-the-agent")
+	p.Draw("dashboard-question.png", 1100, 500)
 	p.Click("Allow")
 	p.Misses("Bash: touch made-by-the-agent")
 	b.answered(q.ID, "allow", store.QuestionDelivered)
 	w.agent(guestproto.AgentDone, "")
 	b.MustIn(name, "test -e made-by-the-agent")
 
-	testPlaces(t, b, name, m, w, say, p)
+	all := places(t, b, p)
+	testPlaces(t, b, name, m, w, say, all)
+	t.Run("each kind from each place", func(t *testing.T) { testKinds(t, b, name, m, w, say, typed, all) })
 
 	// The terminal of another window than the agent's.
 	p.Click("project")
@@ -55,6 +58,7 @@ func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, sa
 	p.TypeInTerminal("clear; uname -n; echo from-the-page-$((40+2))\r")
 	p.ScreenShows("lima-" + name)
 	p.ScreenShows("from-the-page-42")
+	p.Draw("dashboard-terminal.png", 1100, 800)
 
 	// A denied name is allowed.
 	b.In(name, "curl -sS -m 20 http://dashboard.example/")

@@ -41,6 +41,11 @@ var zone = map[string][]string{
 	"pkg.npmjs.org.":     {"203.0.113.30"},
 	"asked.example.":     {"203.0.113.20"},
 	"refused.example.":   {"203.0.113.20"},
+	"1.asked.example.":   {"203.0.113.20"},
+	"2.asked.example.":   {"203.0.113.20"},
+	"3.asked.example.":   {"203.0.113.20"},
+	"4.asked.example.":   {"203.0.113.20"},
+	"5.asked.example.":   {"203.0.113.20"},
 	"alias.example.":     nil, // a CNAME to evil.example
 	"six.example.":       {sixAddr},
 }

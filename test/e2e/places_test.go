@@ -32,103 +32,132 @@ func (b *box) toSocket() *http.Client {
 	}}}
 }
 
-// testPlaces answers a question of Claude Code from five places at once: a command, the API, a tool
-// of MCP, the picker and the dashboard. One of them wins, and the others get an error.
-func testPlaces(t *testing.T, b *box, name string, m *model, w *attention, say func(string), p *driver.Page) {
-	b.MustIn(name, "rm -f made-by-the-agent")
+// place is where a user answers questions.
+type place struct {
+	name string
+	// prepare does what a user does before the answer is sent; nil means nothing.
+	prepare func(q ops.Question, answer string)
+	// send returns whether the answer was accepted, and otherwise the reason that the user sees.
+	send func(q ops.Question, answer string) (accepted bool, why string)
+}
+
+// places returns the command, the API, a tool of MCP, the picker and the dashboard.
+func places(t *testing.T, b *box, p *driver.Page) []place {
+	t.Helper()
 	tools, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(),
 		&mcp.StreamableClientTransport{Endpoint: "http://localhost/mcp", HTTPClient: b.toSocket(), MaxRetries: -1}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tools.Close()
+	t.Cleanup(func() { _ = tools.Close() })
 	u := newTerminal(t, b)
 	u.typed("agent-sessionizer", "Enter")
 	u.sees("project")
-
-	say("RUNBASH nine")
-	w.blocks()
-	q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
-	u.picks("to leave it open:", "C-r")
-	u.typed("-l", "text from the picker")
-	p.Sees("Bash: touch made-by-the-agent")
-	p.Eval(`(() => {
-		window.allow = [...document.querySelectorAll("button")].find((e) => e.innerText.trim() === "Allow" && e.checkVisibility());
-		const fetch = window.fetch;
-		window.fetch = async (...args) => { const r = await fetch(...args); if (String(args[0]?.url ?? args[0]).includes("/respond")) window.answered = r.status; return r };
-	})()`, nil)
-
-	places := []struct {
-		answer string
-		send   func() (won bool, why string)
-	}{
-		{"text from the command", func() (bool, string) {
-			r := b.Run("agent-sessionizer", "answer", q.ID, "text from the command")
+	return []place{
+		{"the command", nil, func(q ops.Question, answer string) (bool, string) {
+			r := b.Run("agent-sessionizer", "answer", q.ID, answer)
 			return r.Code == 0, fmt.Sprintf("exit %d: %s", r.Code, r.Stderr)
 		}},
-		{"text from the API", func() (bool, string) {
-			r, err := b.toSocket().Post("http://localhost"+ops.QuestionsPath+"/"+q.ID+"/respond", "application/json", strings.NewReader(`{"answer":"text from the API"}`))
+		{"the API", nil, func(q ops.Question, answer string) (bool, string) {
+			body, _ := json.Marshal(map[string]string{"answer": answer})
+			r, err := b.toSocket().Post("http://localhost"+ops.QuestionsPath+"/"+q.ID+"/respond", "application/json", bytes.NewReader(body))
 			if err != nil {
 				return false, err.Error()
 			}
 			defer r.Body.Close()
-			var body bytes.Buffer
-			_, _ = body.ReadFrom(r.Body)
-			return r.StatusCode == http.StatusOK, fmt.Sprintf("status %d: %s", r.StatusCode, body.String())
+			var got bytes.Buffer
+			_, _ = got.ReadFrom(r.Body)
+			return r.StatusCode == http.StatusOK, fmt.Sprintf("status %d: %s", r.StatusCode, got.String())
 		}},
-		{"text from MCP", func() (bool, string) {
-			r, err := tools.CallTool(t.Context(), &mcp.CallToolParams{Name: "answer_question", Arguments: map[string]any{"question": q.ID, "answer": "text from MCP"}})
+		{"MCP", nil, func(q ops.Question, answer string) (bool, string) {
+			r, err := tools.CallTool(t.Context(), &mcp.CallToolParams{Name: "answer_question", Arguments: map[string]any{"question": q.ID, "answer": answer}})
 			if err != nil {
 				return false, err.Error()
 			}
 			text, _ := json.Marshal(r.Content)
 			return !r.IsError, string(text)
 		}},
-		{"text from the picker", func() (bool, string) {
+		{"the picker", func(_ ops.Question, answer string) {
+			u.picks("to leave it open:", "C-r")
+			u.typed("-l", answer)
+		}, func(ops.Question, string) (bool, string) {
 			u.typed("Enter")
 			u.until("the picker after the answer", func(screen string) bool {
 				return strings.Contains(screen, "already answered") || !strings.Contains(screen, "to leave it open:")
 			})
 			screen := u.screen()
-			return !strings.Contains(screen, "already answered"), screen
+			if strings.Contains(screen, "already answered") {
+				u.typed("Enter")
+				return false, screen
+			}
+			return true, ""
 		}},
-		{"allow", func() (bool, string) {
-			p.Eval(`window.allow.click()`, nil)
+		{"the dashboard", func(q ops.Question, answer string) {
+			p.Sees(q.Text)
+			time.Sleep(time.Second) // a question that just moved takes no click
+			p.Eval(fmt.Sprintf(`(() => {
+				const card = document.querySelector("[data-question='%s']"), field = card.querySelector("input, textarea"), button = (name) => [...card.querySelectorAll("button")].find((e) => e.innerText.trim().toLowerCase() === name);
+				window.answer = button(%q) ?? button("send");
+				if (window.answer === button("send")) field.value = %q;
+				const fetch = window.fetch;
+				window.answered = 0;
+				window.fetch = async (...args) => { const r = await fetch(...args); if (String(args[0]?.url ?? args[0]).includes("/respond")) window.answered = r.status; return r };
+			})()`, q.ID, answer, answer), nil)
+		}, func(ops.Question, string) (bool, string) {
+			p.Eval(`window.answer.click()`, nil)
 			p.Until("the status of the answer", `window.answered`)
 			var status int
 			p.Eval(`window.answered`, &status)
 			return status == http.StatusOK, map[bool]string{true: "already answered", false: "another error"}[status == http.StatusConflict]
 		}},
 	}
-	var won [5]bool
-	var why [5]string
+}
+
+// testPlaces answers a question of Claude Code from five places at once. One of them wins, and the
+// others get an error.
+func testPlaces(t *testing.T, b *box, name string, m *model, w *attention, say func(string), places []place) {
+	b.MustIn(name, "rm -f made-by-the-agent")
+	say("RUNBASH nine")
+	w.blocks()
+	q := b.question(guestproto.AskPermission, "touch made-by-the-agent")
+	answer := func(i int) string {
+		if places[i].name == "the dashboard" { // by its button
+			return guestproto.Allow
+		}
+		return "text from " + places[i].name
+	}
+	for i, at := range places {
+		if at.prepare != nil {
+			at.prepare(q, answer(i))
+		}
+	}
+	won, why := make([]bool, len(places)), make([]string, len(places))
 	var wait sync.WaitGroup
-	for i, place := range places {
-		wait.Go(func() { won[i], why[i] = place.send() })
+	for i, at := range places {
+		wait.Go(func() { won[i], why[i] = at.send(q, answer(i)) })
 	}
 	wait.Wait()
-	winner := slices.Index(won[:], true)
+	winner := slices.Index(won, true)
 	if winner < 0 {
-		t.Fatalf("answers from five places: none was accepted: %q", why)
+		t.Fatalf("answers from all places at once: none was accepted: %q", why)
 	}
 	for i, reason := range why {
 		if i != winner && (won[i] || !strings.Contains(reason, "already answered")) {
-			t.Errorf("%q lost against %q: accepted %t, %s, want that it was already answered", places[i].answer, places[winner].answer, won[i], reason)
+			t.Errorf("%q lost against %q: accepted %t, %s, want that it was already answered", answer(i), answer(winner), won[i], reason)
 		}
 	}
-	t.Logf("winner: %s", places[winner].answer)
+	t.Logf("winner: %s", answer(winner))
 	w.agent(guestproto.AgentDone, "")
-	b.answered(q.ID, places[winner].answer, store.QuestionDelivered)
-	if places[winner].answer == guestproto.Allow {
+	b.answered(q.ID, answer(winner), store.QuestionDelivered)
+	if answer(winner) == guestproto.Allow {
 		b.MustIn(name, "test -e made-by-the-agent")
 	} else {
-		m.hears(t, places[winner].answer)
+		m.hears(t, answer(winner))
 		b.MustIn(name, "test ! -e made-by-the-agent")
 	}
 	if list := b.questions(); len(list) != 0 {
 		t.Errorf("questions after the answer = %+v, want none", list)
 	}
-	u.typed("Enter", "Escape")
 }
 
 // testExpiry lets a question wait longer than the settings allow. The agent goes on without it.
@@ -152,5 +181,75 @@ func testExpiry(t *testing.T, b *box, name string, m *model, w *attention, say f
 	})
 	if end.By != "settings" {
 		t.Errorf("the question was answered by %q, want the settings", end.By)
+	}
+}
+
+// testKinds answers each kind of question from each place.
+func testKinds(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string), places []place) {
+	long(t)
+	screen := func() string { return strings.Join(w.last.Screen, "\n") }
+	mode := func(what string, is func() bool) {
+		t.Helper()
+		for range 4 {
+			if is() {
+				return
+			}
+			before := screen()
+			typed("BTab")
+			w.until("another mode", func(guestproto.Observation) bool { return screen() != before })
+		}
+		t.Fatalf("screen = %s, want %s", screen(), what)
+	}
+	script := func(command string) func() {
+		return func() { b.MustIn(name, "rm -f /tmp/answer; tmux new-window -d -n script '"+command+" >/tmp/answer'") }
+	}
+	has := func(want string) func() {
+		return func() {
+			testenv.WaitFor(t, "the answer in the script", func() bool { return b.In(name, "cat /tmp/answer").Stdout == want+"\n" })
+		}
+	}
+	for i, at := range places {
+		host := fmt.Sprintf("%d.asked.example", i+1)
+		for _, c := range []struct {
+			kind   guestproto.QuestionKind
+			text   string
+			answer string
+			ask    func()
+			check  func()
+		}{
+			{guestproto.AskText, "Which name?", "the name from " + at.name, script(`agent-guest ask "Which name?"`), has("the name from " + at.name)},
+			{guestproto.AskChoice, "Which colour?", "red", script(`agent-guest ask --choice blue --choice red "Which colour?"`), has("red")},
+			{guestproto.QuestionKind(store.QuestionNetwork), host + ":80", guestproto.Allow, script("curl -sS -m 50 http://" + host + "/"), has("this is 203.0.113.20:80")},
+			{guestproto.AskPermission, "touch made-by-the-agent", guestproto.Allow, func() {
+				b.MustIn(name, "rm -f made-by-the-agent")
+				say("RUNBASH from " + at.name)
+				w.blocks()
+			}, func() {
+				w.agent(guestproto.AgentDone, "")
+				b.MustIn(name, "test -e made-by-the-agent")
+			}},
+			{guestproto.AskPlan, "First the tests, then the code.", guestproto.Allow, func() {
+				mode("plan mode", func() bool { return strings.Contains(screen(), "plan mode on") })
+				say("PLANME from " + at.name)
+				w.blocks()
+			}, func() {
+				m.hears(t, "approved")
+				w.agent(guestproto.AgentDone, "")
+				mode("no mode", func() bool {
+					return !strings.Contains(screen(), "plan mode on") && !strings.Contains(screen(), "accept edits on")
+				})
+			}},
+		} {
+			c.ask()
+			q := b.question(c.kind, c.text)
+			if at.prepare != nil {
+				at.prepare(q, c.answer)
+			}
+			if ok, why := at.send(q, c.answer); !ok {
+				t.Fatalf("%s, answered from %s: %s, want it accepted", c.kind, at.name, why)
+			}
+			b.answered(q.ID, c.answer, store.QuestionDelivered)
+			c.check()
+		}
 	}
 }

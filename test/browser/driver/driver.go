@@ -400,6 +400,25 @@ func (p *Page) Picture() (png []byte) {
 	return png
 }
 
+// Draw saves what the page shows in a window of that size to the directory that the environment variable PICTURES
+// names, for README and docs. Without the variable, it does nothing.
+func (p *Page) Draw(name string, width, height int64) {
+	p.t.Helper()
+	dir := os.Getenv("PICTURES")
+	if dir == "" {
+		return
+	}
+	p.Dark(false)
+	p.Size(width, height)
+	png := p.Picture()
+	if len(png) >= 150_000 {
+		p.t.Errorf("%s has %d bytes, want fewer than 150000", name, len(png))
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), png, 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 // Download waits until the browser has saved a file with a name, and returns its content.
 func (p *Page) Download(name string) []byte {
 	p.t.Helper()
