@@ -251,6 +251,7 @@ func installWithNPM(t *testing.T, b *box, proxy *proxy, session string) {
 
 // runDocker builds an image and runs containers, which must be bound to the policy too.
 func runDocker(t *testing.T, b *box, session string) {
+	long(t)
 	before := hitCount("dns evil.example.") + hitCount(foreignAddr+":80")
 	got := b.MustIn(session, "sh /tmp/clients/docker.sh https://github.com/hello http://evil.example/ http://"+foreignAddr+"/")
 	for _, where := range []string{"built", "host network"} {

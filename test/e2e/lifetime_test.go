@@ -14,6 +14,7 @@ import (
 // TestLifetime opens two sessions of one repository, lets one become idle while programs in it
 // go on committing, and checks that all of their commits are on this host before it goes.
 func TestLifetime(t *testing.T) {
+	long(t)
 	b := newBox(t)
 	clone := b.Repo("project")
 	b.Write(".config/agent-sessionizer/config.yaml", "limits: {running: 4}\nprofiles: {brief: {lifetime: {idle_ttl: 20s, cleanup_ttl: 1s}}}\n")

@@ -106,7 +106,7 @@ func TestEscape(t *testing.T) {
 
 // shortStep is the number of techniques for each one that the short form tries. They
 // are ordered by subject, so every subject is tried.
-const shortStep = 4
+const shortStep = 6
 
 // selected returns the numbers of the techniques to try, by default all. The short
 // form tries one of several, those that once escaped, and the limits. While writing a
