@@ -190,7 +190,7 @@ func testKinds(t *testing.T, b *box, name string, m *model, w *attention, say fu
 	screen := func() string { return strings.Join(w.last.Screen, "\n") }
 	mode := func(what string, is func() bool) {
 		t.Helper()
-		for range 4 {
+		for range 6 {
 			if is() {
 				return
 			}
