@@ -44,12 +44,12 @@ func (o *serveOptions) flags(cmd *cobra.Command) {
 func NewServeCmd(a *app.App) *cobra.Command {
 	var o serveOptions
 	cmd := &cobra.Command{
-		Use: "serve", Short: "Serve the HTTP API for tasks, sessions and metrics",
-		Long: `Serve the HTTP API for tasks, sessions, events, artifacts and metrics. It listens on a
-socket in the state directory that only you can use. With --listen, it also listens on
-an address for clients with tokens. Tasks do not depend on the server: they continue when
-it ends or is killed, and commands work with and without it. docs/api.md and
-/openapi.json describe the API.`,
+		Use: "serve", Short: "Serve the HTTP API, the dashboard and tools for agents",
+		Long: `Serve the HTTP API for tasks, sessions, events, artifacts and metrics, and tools for
+agents at /mcp, on a socket that only you can use. With --listen, serve them also on an
+address, for clients with tokens, and the dashboard for browsers. Tasks do not depend on
+the server: they continue when it ends or is killed, and commands work with and without
+it. /openapi.json describes the API.`,
 		Example: `  agent-sessionizer serve
   agent-sessionizer serve token add ci --scope submit --repo acme/app && agent-sessionizer serve --listen 127.0.0.1:8122
   curl --unix-socket ~/.local/state/agent-sessionizer/serve.sock http://localhost/api/v1/tasks`,

@@ -26,10 +26,12 @@ func NewAnswerCmd(a *app.App) *cobra.Command {
 		Short: "Answer agents that wait for you, or list their questions",
 		Long: `Answer agents that wait for you, or list their questions.
 
-Answer a permission or a plan with allow or deny. Any other text denies it, and tells the
-agent what to do instead. Answer a question with a text or the number of a choice. If it
-has several parts, give one argument for each. Answer a connection of the network with
-allow or deny, and a budget that is used up with its new limit or deny.
+With one argument, show a question and how to answer it. QUESTION is an id, or at least
+its first 4 characters. Answer a permission or a plan with allow or deny. Any other text
+denies it, and tells the agent what to do instead. Answer other questions of agents and
+scripts with a text or the number of a choice. If a question has several parts, give one
+argument for each. Questions about the network and budgets need their id: answer those
+about a connection with allow or deny, those about a budget with the new total or deny.
 
 The first answer counts, wherever it comes from: this command, the picker, the dashboard,
 the API, or the agent's own terminal.`,
