@@ -108,7 +108,7 @@ func commands() []command {
 			observe.Hook(ctx, c.guest, c.args, c.in, c.out)
 			return nil
 		}},
-		{"ask", "[--choice TEXT]… QUESTION", "ask the user a question, wait, and print the answer", 1, func(f *flag.FlagSet, o *options) {
+		{"ask", "[--choice TEXT]… QUESTION", "ask the user, wait for the answer, and print it; with --choice, only one of the choices is accepted", 1, func(f *flag.FlagSet, o *options) {
 			f.Func("choice", "", func(text string) error {
 				o.ask.Choices = append(o.ask.Choices, text)
 				return nil
@@ -282,6 +282,10 @@ func dispatch(ctx context.Context, args []string, c *call) error {
 			continue
 		}
 		c.args = args[len(words):]
+		if len(c.args) > 0 && c.args[0] != "help" && isHelp(c.args[0]) {
+			_, err := io.WriteString(c.out, "usage: agent-guest\n"+cmd.usage())
+			return err
+		}
 		if cmd.takes != variadic || cmd.flags != nil {
 			flags := flag.NewFlagSet(cmd.name, flag.ContinueOnError)
 			flags.SetOutput(io.Discard)
@@ -294,7 +298,7 @@ func dispatch(ctx context.Context, args []string, c *call) error {
 			c.args = flags.Args()
 		}
 		if cmd.takes != variadic && len(c.args) != cmd.takes {
-			return fail.New(fail.Usage, "%s: takes %d arguments\nusage: agent-guest\n%s", cmd.name, cmd.takes, cmd.usage())
+			return fail.New(fail.Usage, "%s: arguments after its flags: got %d, want %d\nusage: agent-guest\n%s", cmd.name, len(c.args), cmd.takes, cmd.usage())
 		}
 		return cmd.run(ctx, c)
 	}

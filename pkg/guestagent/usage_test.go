@@ -20,7 +20,10 @@ func TestUsage(t *testing.T) {
 		{"", 2, "no command", "task signal"},
 		{"nonsense", 2, "ask [--choice", "task signal"},
 		{"task nonsense", 2, "task submit", "ask [--choice"},
-		{"ask", 2, "ask [--choice", "task submit"},
+		{"ask", 2, "ask: arguments after its flags: got 0, want 1", "task submit"},
+		{"ask Which? --choice a", 2, "got 3, want 1", "task submit"},
+		{"ask --help", 0, "ask [--choice", "task submit"},
+		{"task submit --help", 0, "--agent claude|codex", "ask [--choice"},
 		{"task submit -f x --prompt y", 2, "with -f, the manifest says everything", other},
 		{"task submit -f x -- make", 2, "with -f, the manifest says everything", other},
 	} {
