@@ -282,7 +282,7 @@ func dispatch(ctx context.Context, args []string, c *call) error {
 			continue
 		}
 		c.args = args[len(words):]
-		if len(c.args) > 0 && c.args[0] != "help" && isHelp(c.args[0]) {
+		if len(c.args) > 0 && c.args[0] != "help" && isHelp(c.args[0]) && slices.Contains(forAgents, cmd.name) {
 			_, err := io.WriteString(c.out, "usage: agent-guest\n"+cmd.usage())
 			return err
 		}
