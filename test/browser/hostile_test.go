@@ -179,6 +179,7 @@ func TestHostileGuest(t *testing.T) {
 		p.Show("#/host")
 		shows(t, p, "images", texts[from:from+5])
 	}
+	p.Show(view + "timeline")
 
 	// What a keeper and a gateway report: events of all kinds, models, setup, subtasks.
 	db, err := store.Open(t.Context(), filepath.Join(h.dir, ".local/state/agent-sessionizer/store.db"))
