@@ -154,6 +154,7 @@ budget: {session: 5 USD, day: 50 USD}
 // TestLogins runs the real Claude Code and Codex in a guest, with the subscription logins of the
 // host's own clients. Their tokens end, are refused and are revoked.
 func TestLogins(t *testing.T) {
+	long(t)
 	names := []string{"api.anthropic.com", "platform.claude.com", "chatgpt.com", "auth.openai.com", "api.openai.com"}
 	for _, name := range names {
 		zone[name+"."] = []string{forgeAddr}
@@ -206,9 +207,6 @@ func TestLogins(t *testing.T) {
 	agents := map[string]string{
 		"Claude Code": "claude -p 'say hello' --model claude-opus-4-5",
 		"Codex":       "codex exec --skip-git-repo-check -m gpt-5.1-codex 'say hello' </dev/null",
-	}
-	if testing.Short() { // TestModels runs both
-		delete(agents, "Codex")
 	}
 	works := func(when string) {
 		t.Helper()

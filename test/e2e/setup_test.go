@@ -13,6 +13,7 @@ import (
 // TestSetup opens a session of a repository with a setup, and then others, which start from its result
 // with only the new commits.
 func TestSetup(t *testing.T) {
+	long(t)
 	b := newBox(t)
 	dir := b.Repo("project")
 	b.Write("project/.agent-sessionizer.yaml", `setup:
@@ -110,9 +111,6 @@ func TestSetup(t *testing.T) {
 		}
 		if log := b.Asz("logs", "--of", "services", four); !strings.Contains(log, "migrate") {
 			t.Errorf("logs --of services after %s = %q, want all services", when, log)
-		}
-		if testing.Short() { // minutes of an emulated guest
-			break
 		}
 		if when == "a first start" {
 			b.Asz("stop", four)
