@@ -184,72 +184,83 @@ func testExpiry(t *testing.T, b *box, name string, m *model, w *attention, say f
 	}
 }
 
-// testKinds answers each kind of question from each place.
+// testKinds answers each kind of question from each place. At the end, another Claude Code asks for
+// permissions: a plan that was approved leaves one in a mode in which it may not.
 func testKinds(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string), places []place) {
 	long(t)
-	screen := func() string { return strings.Join(w.last.Screen, "\n") }
-	mode := func(what string, is func() bool) {
-		t.Helper()
-		for range 6 {
-			if is() {
-				return
-			}
-			before := screen()
-			typed("BTab")
-			w.until("another mode", func(guestproto.Observation) bool { return screen() != before })
-		}
-		t.Fatalf("screen = %s, want %s", screen(), what)
+	script := func(command string) func(string) {
+		return func(string) { b.MustIn(name, "rm -f /tmp/answer; tmux new-window -d -n script '"+command+" >/tmp/answer'") }
 	}
-	script := func(command string) func() {
-		return func() { b.MustIn(name, "rm -f /tmp/answer; tmux new-window -d -n script '"+command+" >/tmp/answer'") }
-	}
-	has := func(want string) func() {
+	prints := func(want string) func() {
 		return func() {
 			testenv.WaitFor(t, "the answer in the script", func() bool { return b.In(name, "cat /tmp/answer").Stdout == want+"\n" })
 		}
 	}
-	for i, at := range places {
-		host := fmt.Sprintf("%d.asked.example", i+1)
-		for _, c := range []struct {
-			kind   guestproto.QuestionKind
-			text   string
-			answer string
-			ask    func()
-			check  func()
-		}{
-			{guestproto.AskText, "Which name?", "the name from " + at.name, script(`agent-guest ask "Which name?"`), has("the name from " + at.name)},
-			{guestproto.AskChoice, "Which colour?", "red", script(`agent-guest ask --choice blue --choice red "Which colour?"`), has("red")},
-			{guestproto.QuestionKind(store.QuestionNetwork), host + ":80", guestproto.Allow, script("curl -sS -m 50 http://" + host + "/"), has("this is 203.0.113.20:80")},
-			{guestproto.AskPermission, "touch made-by-the-agent", guestproto.Allow, func() {
-				b.MustIn(name, "rm -f made-by-the-agent")
-				say("RUNBASH from " + at.name)
-				w.blocks()
-			}, func() {
-				w.agent(guestproto.AgentDone, "")
-				b.MustIn(name, "test -e made-by-the-agent")
-			}},
-			{guestproto.AskPlan, "First the tests, then the code.", guestproto.Allow, func() {
-				mode("plan mode", func() bool { return strings.Contains(screen(), "plan mode on") })
-				say("PLANME from " + at.name)
-				w.blocks()
-			}, func() {
-				m.hears(t, "approved")
-				w.agent(guestproto.AgentDone, "")
-				mode("no mode", func() bool {
-					return !strings.Contains(screen(), "plan mode on") && !strings.Contains(screen(), "accept edits on")
-				})
-			}},
-		} {
-			c.ask()
-			q := b.question(c.kind, c.text)
-			if at.prepare != nil {
-				at.prepare(q, c.answer)
+	planMode := func() bool { return strings.Contains(strings.Join(w.last.Screen, "\n"), "plan mode on") }
+	for _, c := range []struct {
+		kind   guestproto.QuestionKind
+		text   string
+		answer string
+		ask    func(place string)
+		check  func()
+	}{
+		{guestproto.AskText, "Which name?", "the right one", script(`agent-guest ask "Which name?"`), prints("the right one")},
+		{guestproto.AskChoice, "Which colour?", "red", script(`agent-guest ask --choice blue --choice red "Which colour?"`), prints("red")},
+		{guestproto.AskPermission, "touch made-by-the-agent", guestproto.Allow, func(place string) {
+			b.MustIn(name, "rm -f made-by-the-agent")
+			say("RUNBASH from " + place)
+			w.blocks()
+		}, func() {
+			w.agent(guestproto.AgentDone, "")
+			b.MustIn(name, "test -e made-by-the-agent")
+		}},
+		{guestproto.AskPlan, "First the tests, then the code.", guestproto.Allow, func(place string) {
+			for range 6 {
+				if planMode() {
+					break
+				}
+				before := strings.Join(w.last.Screen, "\n")
+				typed("BTab")
+				w.until("another mode", func(g guestproto.Observation) bool { return strings.Join(g.Screen, "\n") != before })
 			}
-			if ok, why := at.send(q, c.answer); !ok {
-				t.Fatalf("%s, answered from %s: %s, want it accepted", c.kind, at.name, why)
-			}
-			b.answered(q.ID, c.answer, store.QuestionDelivered)
-			c.check()
+			say("PLANME from " + place)
+			w.blocks()
+		}, func() {
+			m.hears(t, "approved")
+			w.agent(guestproto.AgentDone, "")
+		}},
+	} {
+		for _, at := range places {
+			answerFrom(t, b, at, c.kind, c.text, c.answer, func() { c.ask(at.name) }, c.check)
 		}
 	}
+	for i, at := range places { // the gateway asks once for each name
+		host := fmt.Sprintf("%d.asked.example", i+1)
+		ask := script("curl -sS -m 50 http://" + host + "/")
+		answerFrom(t, b, at, guestproto.QuestionKind(store.QuestionNetwork), host+":80", guestproto.Allow, func() { ask(at.name) }, prints("this is 203.0.113.20:80"))
+	}
+
+	say("/exit")
+	w.agent(guestproto.AgentGone, "")
+	w.until("the shell's prompt", func(g guestproto.Observation) bool {
+		return strings.HasSuffix(strings.TrimSpace(strings.Join(g.Screen, "\n")), "%")
+	})
+	typed("-l", "clear; claude --permission-mode default")
+	typed("Enter")
+	w.agent(guestproto.AgentIdle, "")
+}
+
+// answerFrom answers one question from a place.
+func answerFrom(t *testing.T, b *box, at place, kind guestproto.QuestionKind, text, answer string, ask, check func()) {
+	t.Helper()
+	ask()
+	q := b.question(kind, text)
+	if at.prepare != nil {
+		at.prepare(q, answer)
+	}
+	if ok, why := at.send(q, answer); !ok {
+		t.Fatalf("%s, answered from %s: %s, want it accepted", kind, at.name, why)
+	}
+	b.answered(q.ID, answer, store.QuestionDelivered)
+	check()
 }
