@@ -189,7 +189,9 @@ func testExpiry(t *testing.T, b *box, name string, m *model, w *attention, say f
 func testKinds(t *testing.T, b *box, name string, m *model, w *attention, say func(string), typed func(...string), places []place) {
 	long(t)
 	script := func(command string) func(string) {
-		return func(string) { b.MustIn(name, "rm -f /tmp/answer; tmux new-window -d -n script '"+command+" >/tmp/answer'") }
+		return func(string) {
+			b.MustIn(name, "rm -f /tmp/answer; tmux new-window -d -n script '"+command+" >/tmp/answer'")
+		}
 	}
 	prints := func(want string) func() {
 		return func() {
