@@ -378,7 +378,7 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		content, reason = block{"type": "tool_use", "id": id, "name": "Bash", "input": block{"command": "touch made-by-the-agent", "description": "Make a file"}}, "tool_use"
 	case strings.Contains(last, "PLANME"), strings.Contains(last, "Entered plan mode"): // the prompt names the file for the plan
 		content, reason = block{"type": "tool_use", "id": id, "name": "Write", "input": block{"file_path": string(planFile.Find(body)), "content": "First the tests, then the code."}}, "tool_use"
-	case strings.Contains(last, "created successfully"):
+	case strings.Contains(last, "created successfully"), strings.Contains(last, "has been updated"): // the plan, also a second one
 		content, reason = block{"type": "tool_use", "id": id, "name": "ExitPlanMode", "input": block{}}, "tool_use"
 	case strings.Contains(last, "ASKME"), every && strings.Contains(last, "approved your plan"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "AskUserQuestion", "input": block{"questions": []block{{
