@@ -1,13 +1,16 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -84,42 +87,80 @@ func nkeyUsers(members []Membership, invitations []Invitation, now time.Time) (u
 	return users
 }
 
-// users returns all who may log in to the server: also the core itself, for what only an operator
-// of the server may do.
-func (c *Core) users(members []Membership, invitations []Invitation) ([]*server.NkeyUser, error) {
-	public, err := c.operator.PublicKey()
-	if err != nil {
-		return nil, err
+// logins decides who may log in to a server. The server has a list of its own, which changes only by a
+// reload of its options: that turns away hosts that are logging in at that moment.
+type logins struct {
+	mu    sync.Mutex // held until a login is complete, so that a change of users sees it
+	users map[string]*server.NkeyUser
+}
+
+// set changes who may log in, and returns those whose connections must end: they may no longer log in, or
+// may use other subjects.
+func (l *logins) set(users []*server.NkeyUser) (changed map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	changed = map[string]bool{}
+	for key := range l.users {
+		changed[key] = true
 	}
-	operator := &server.NkeyUser{Nkey: public, Account: server.NewAccount(server.DEFAULT_SYSTEM_ACCOUNT)}
-	return append(nkeyUsers(members, invitations, time.Now()), operator), nil
+	before := l.users
+	l.users = map[string]*server.NkeyUser{}
+	for _, u := range users {
+		if b := before[u.Nkey]; b != nil && reflect.DeepEqual(b.Permissions, u.Permissions) {
+			delete(changed, u.Nkey)
+		}
+		l.users[u.Nkey] = u
+	}
+	return changed
+}
+
+// Check decides about a connection, which has signed the server's nonce with its key.
+func (l *logins) Check(a server.ClientAuthentication) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := a.GetOpts()
+	user := l.users[o.Nkey]
+	client, ok := a.(interface {
+		RegisterNkeyUser(user *server.NkeyUser) error
+	})
+	if user == nil || !ok {
+		return false
+	}
+	key, err := nkeys.FromPublicKey(o.Nkey)
+	if err != nil {
+		return false
+	}
+	signature, err := base64.RawURLEncoding.DecodeString(o.Sig)
+	if err != nil {
+		return false
+	}
+	return key.Verify(a.GetNonce(), signature) == nil && client.RegisterNkeyUser(user) == nil
 }
 
 // Authorize makes the server accept these hosts and tokens and no others. Connections of
-// others end.
+// others end, and those of hosts whose role changed.
 func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
-	c.reload.Lock()
-	defer c.reload.Unlock()
-	users, err := c.users(members, invitations)
+	public, err := c.operator.PublicKey()
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	c.cores = cores(members)
 	c.mu.Unlock()
-	var text []byte // of what nkeyUsers depends on
-	for _, u := range users[:len(users)-1] {
-		text = fmt.Appendf(text, "%s %v\n", u.Nkey, u.Permissions.Publish.Allow)
-	}
-	if bytes.Equal(text, c.allowed) { // a reload has costs for all connections
+	operator := &server.NkeyUser{Nkey: public, Account: c.server.SystemAccount()}
+	changed := c.logins.set(append(nkeyUsers(members, invitations, time.Now()), operator))
+	if len(changed) == 0 {
 		return nil
 	}
-	o := c.opts.Clone()
-	o.Nkeys = users
-	if err := c.server.ReloadOptions(o); err != nil {
-		return fmt.Errorf("change who may log in to the cluster's server: %w", err)
+	open, err := c.server.Connz(&server.ConnzOptions{Username: true, Limit: math.MaxInt32})
+	if err != nil {
+		return fmt.Errorf("end the connections of removed hosts: %w", err)
 	}
-	c.allowed = text
+	for _, conn := range open.Conns {
+		if changed[conn.AuthorizedUser] {
+			_ = c.server.DisconnectClientByID(conn.Cid) // its only error: the connection has ended
+		}
+	}
 	return nil
 }
 

@@ -314,3 +314,48 @@ func TestRedirectedAnswers(t *testing.T) {
 		}
 	}
 }
+
+// TestAuthorizeDuringLogin changes who may log in while a host logs in, which must succeed, and then
+// changes the host's role, which its connection must not survive.
+func TestAuthorizeDuringLogin(t *testing.T) {
+	c := testcluster.Alone(t)
+	keys, is := testcluster.NewMember(t, c.Authority, "box", cluster.Worker)
+	_, other := testcluster.NewMember(t, c.Authority, "other", cluster.Worker)
+	c.Members = append(c.Members, is)
+	authorize := func(members ...cluster.Membership) error { return c.Cores["a"].Authorize(members, nil) }
+	if err := authorize(c.Members...); err != nil {
+		t.Fatal(err)
+	}
+	opts, err := keys.Login(c.Authority.Certificate())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts = append(opts, func(o *nats.Options) error {
+		sign := o.SignatureCB
+		o.SignatureCB = func(nonce []byte) ([]byte, error) {
+			if err := authorize(append(c.Members, other)...); err != nil {
+				return nil, err
+			}
+			time.Sleep(100 * time.Millisecond) // until the server would have ended the connection
+			return sign(nonce)
+		}
+		return nil
+	}, nats.NoReconnect())
+	nc, err := nats.Connect("tls://"+c.Options["a"].Listen, opts...)
+	if err != nil {
+		t.Fatalf("login during a change of who may log in = %v, want nil", err)
+	}
+	t.Cleanup(nc.Close)
+
+	if err := authorize(append(c.Members, other)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Errorf("connection after an authorization that changed nothing: %v, want nil", err)
+	}
+	is.Role = cluster.Member
+	if err := authorize(c.Members[0], is, other); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the end of the connection of a host whose role changed", nc.IsClosed)
+}

@@ -52,10 +52,7 @@ type Core struct {
 	server   *server.Server
 	keys     *Keys
 	operator nkeys.KeyPair // of the server's system account, only for this process
-
-	reload  sync.Mutex // held while the server changes who may log in
-	opts    *server.Options
-	allowed []byte // who may log in, as text; nil before the first change
+	logins   logins
 
 	// mu is never held during a call of the server, which calls checkCore while it holds locks of
 	// its own.
@@ -80,8 +77,9 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	opts := &server.Options{
 		ServerName: o.Name, Host: host, Port: port, NoSigs: true,
 		JetStream: true, StoreDir: o.Dir, JetStreamMaxMemory: maxMemory, JetStreamMaxStore: o.Store,
-		JetStreamLimits: server.JSLimitOpts{DefaultMaxConsumers: maxConsumers},
-		SyncAlways:      true, // otherwise a majority that loses its power loses acknowledged entries
+		JetStreamLimits:   server.JSLimitOpts{DefaultMaxConsumers: maxConsumers},
+		AlwaysEnableNonce: true, // which logins sign
+		SyncAlways:        true, // otherwise a majority that loses its power loses acknowledged entries
 		Cluster: server.ClusterOpts{
 			Name: o.Cluster, Host: routeHost, Port: routePort,
 			NoAdvertise: o.Witness, // its address means nothing to other hosts
@@ -93,11 +91,10 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	for _, p := range o.Peers {
 		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: p})
 	}
-	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members)}
+	c := &Core{keys: o.Keys, cores: cores(o.Members)}
+	c.logins.set(nkeyUsers(o.Members, o.Invitations, time.Now()))
+	opts.CustomClientAuthentication = &c.logins
 	if c.operator, err = nkeys.CreateUser(); err != nil {
-		return nil, err
-	}
-	if opts.Nkeys, err = c.users(o.Members, o.Invitations); err != nil {
 		return nil, err
 	}
 	if opts.TLSConfig, err = o.Keys.forHosts(o.Certificate, o.Authority); err != nil {
@@ -106,7 +103,7 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if opts.Cluster.TLSConfig, err = o.Keys.TLS(o.Certificate, o.Authority, c.checkCore); err != nil {
 		return nil, err
 	}
-	s, err := server.NewServer(opts.Clone())
+	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, fail.New(fail.Host, "start the cluster's server: %w", err)
 	}
@@ -120,6 +117,10 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if !s.ReadyForConnections(wait) {
 		c.Stop()
 		return nil, fail.New(fail.Host, "start the cluster's server: it does not listen on %s and %s after %v", o.Listen, o.Route, wait)
+	}
+	if err := c.Authorize(o.Members, o.Invitations); err != nil { // now that the account of the operator exists
+		c.Stop()
+		return nil, err
 	}
 	return c, nil
 }
