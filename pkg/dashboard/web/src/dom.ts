@@ -84,6 +84,8 @@ export function keyed<T>(parent: Element, items: T[], key: (item: T) => string, 
     now.set(id, kept);
   }
   const nodes = new Set([...now.values()].map((k) => k.node));
+  const focused = document.activeElement as HTMLElement;
+  if (!refocus && parent.contains(focused)) refocus = focused; // it loses the focus if its row moves
   for (const child of [...parent.children]) if (!nodes.has(child as HTMLElement)) child.remove();
   let at = parent.firstElementChild;
   for (const node of nodes) {
@@ -91,7 +93,7 @@ export function keyed<T>(parent: Element, items: T[], key: (item: T) => string, 
     else parent.insertBefore(node, at); // moves only what is in another place
   }
   lists.set(parent, now);
-  refocus?.focus();
+  if (refocus !== document.activeElement) refocus?.focus();
 }
 
 const focusables = (el: HTMLElement) => [...el.querySelectorAll<HTMLElement>("a[href], button, input, select, textarea, summary")];

@@ -74,6 +74,14 @@ export function needsAttention(s: Session): boolean {
   return a.state === "blocked" || a.state === "error" || (a.state === "done" && Date.parse(a.since) > Date.parse(s.visited_at ?? "0001-01-01T00:00:00Z"));
 }
 
+// byUrgency orders sessions that need attention as the picker does: by what they wait for, and of equal ones the
+// one that has waited longest first.
+export function byUrgency(a: Session, b: Session): number {
+  const rank = (s: Session) => s.state === "broken" ? 1 : ["blocked", "error", "done"].indexOf(s.attention?.state ?? "");
+  const since = (s: Session) => Date.parse(s.state === "broken" ? s.state_changed_at : s.attention?.since ?? "");
+  return rank(a) - rank(b) || since(a) - since(b);
+}
+
 export function sessionName(s: Session): string {
   const host = s.repo_key.split("/")[0];
   const repo = host === "github.com" || s.repo_key.startsWith("local:") ? s.repo : `${host}/${s.repo}`;

@@ -1,7 +1,7 @@
 // What needs the user, all sessions, and the latest tasks.
 import { can, post } from "../api";
 import { ago, fill, h, keyed, line, moneyText, plural } from "../dom";
-import { isOver, needsAttention, sessionName, watch } from "../live";
+import { byUrgency, isOver, needsAttention, sessionName, watch } from "../live";
 import { dialog, empty, loading, perform, sessionBadge, taskBadge } from "../parts";
 import { questionList } from "../question";
 import type { Overview, Session, Task } from "../types";
@@ -35,9 +35,11 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
     const open = o.questions.filter((q) => q.state === "open");
     questionSection.hidden = open.length === 0;
     questions.show(open);
-    let rest = o.sessions.filter((s) => s.state !== "gone");
-    const total = rest.length;
-    const waiting = rest.filter(needsAttention).length;
+    const existing = o.sessions.filter((s) => s.state !== "gone");
+    const total = existing.length;
+    const urgent = existing.filter(needsAttention).sort(byUrgency);
+    const waiting = urgent.length;
+    let rest = [...urgent, ...existing.filter((s) => !needsAttention(s))];
     groups.forEach(([, belongs], i) => {
       sections[i]?.show(rest.filter(belongs), (s) => s.id, sessionRow);
       rest = rest.filter((s) => !belongs(s));
