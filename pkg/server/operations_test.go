@@ -759,6 +759,14 @@ func checkGuest(as func(ops.Scope) host) {
 	}
 
 	mustAsk(h, ops.ReloadNetwork, at)
+	program := filepath.Join(guest.root, "usr/local/bin/agent-guest")
+	if err := errors.Join(os.Rename(program, program+".away"), os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	refused(h, fail.Conflict, ops.ReloadNetwork, at)
+	if err := os.Rename(program+".away", program); err != nil {
+		t.Fatal(err)
+	}
 	refused(h, fail.Conflict, ops.DiffSession, at) // nothing is cloned
 	refused(h, fail.Conflict, ops.FetchSession, at)
 	commit := guest.clone()

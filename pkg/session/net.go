@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
 
@@ -288,6 +289,10 @@ func (net Net) ApplyPolicy(ctx context.Context, s Session) error {
 		}
 	}
 	_, err = s.Guest(conn).SetPolicy(ctx, p)
+	if _, ok := errors.AsType[*ssh.ExitError](err); ok {
+		return fail.New(fail.Conflict, "the guest of session %s did not apply its policy: %w", s.Name, err).
+			WithHint("agent-sessionizer stop %s, and then: agent-sessionizer start %s", s.Name, s.Name)
+	}
 	return err
 }
 
