@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/test/browser/driver"
@@ -187,6 +188,21 @@ func TestHostileGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	// Questions of the gateway: connections to hosts of these names, and budgets.
+	for from := 0; from < len(texts); from += 10 {
+		var asked []store.Question
+		for i, text := range texts[from : from+10] {
+			kind := []string{store.QuestionNetwork, store.QuestionBudget}[i%2]
+			asked = append(asked, store.Question{ID: ids.New(), GuestID: mark(from + i), Kind: kind, Agent: kind, Tool: text, Text: strings.ToValidUTF8(text, "")})
+		}
+		if _, err := db.SyncQuestions(t.Context(), g.id, asked, nil, store.Question.OfGateway, func(*store.Session, []store.Question) ([]store.Event, error) { return nil, nil }); err != nil {
+			t.Fatal(err)
+		}
+		p.Show("#/")
+		p.Until("the last question", `[...document.querySelectorAll("[data-question]")].some((e) => e.innerText.includes("`+mark(from+9)+`"))`)
+		shows(t, p, "questions of the gateway", texts[from:from+10])
+	}
+	p.Show(view + "timeline")
 	kinds := []string{"phase", "step", "warning", "error", "attention", "question", "net", "exec", "outcome", "subtask", "fetch"}
 	var outcomes []map[string]string
 	for i, text := range texts {

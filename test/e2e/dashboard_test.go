@@ -58,7 +58,7 @@ func testDashboard(t *testing.T, b *box, name string, m *model, w *attention, sa
 	p.TypeInTerminal("clear; uname -n; echo from-the-page-$((40+2))\r")
 	p.ScreenShows("lima-" + name)
 	p.ScreenShows("from-the-page-42")
-	p.Draw("dashboard-terminal.png", 1100, 800)
+	p.Draw("dashboard-terminal.png", 1100, 420)
 
 	// A denied name is allowed.
 	b.In(name, "curl -sS -m 20 http://dashboard.example/")

@@ -82,15 +82,18 @@ func places(t *testing.T, b *box, p *driver.Page) []place {
 			u.typed("-l", answer)
 		}, func(ops.Question, string) (bool, string) {
 			u.typed("Enter")
+			var refused string
 			u.until("the picker after the answer", func(screen string) bool {
-				return strings.Contains(screen, "already answered") || !strings.Contains(screen, "to leave it open:")
+				last := strings.LastIndex(screen, "to leave it open:") // above it are earlier answers
+				if last >= 0 && strings.Contains(screen[last:], "already answered") {
+					refused = screen[last:]
+				}
+				return last < 0 || refused != ""
 			})
-			screen := u.screen()
-			if strings.Contains(screen, "already answered") {
+			if refused != "" {
 				u.typed("Enter")
-				return false, screen
 			}
-			return true, ""
+			return refused == "", refused
 		}},
 		{"the dashboard", func(q ops.Question, answer string) {
 			p.Sees(q.Text)
