@@ -233,6 +233,7 @@ func testKinds(t *testing.T, b *box, name string, m *model, w *attention, say fu
 		}, func() {
 			m.hears(t, "approved")
 			w.agent(guestproto.AgentDone, "")
+			w.until("the end of plan mode", func(guestproto.Observation) bool { return !planMode() })
 		}},
 	} {
 		for _, at := range places {
