@@ -115,7 +115,11 @@ func awaitDelivery(ctx context.Context, a *app.App, h ops.Host, q ops.Question) 
 
 // asker returns what asks a question.
 func asker(q ops.Question) string {
-	return cmp.Or(q.Agent, "the script") + " in " + cmp.Or(q.Repo, q.Name)
+	who := cmp.Or(q.Agent, "the script")
+	if q.OfGateway() {
+		who = "the gateway"
+	}
+	return who + " in " + cmp.Or(q.Repo, q.Name)
 }
 
 // textOf returns what is asked.
