@@ -35,13 +35,13 @@ export function overviewView(main: HTMLElement, signal: AbortSignal) {
     const open = o.questions.filter((q) => q.state === "open");
     questionSection.hidden = open.length === 0;
     questions.show(open);
-    const existing = o.sessions.filter((s) => s.state !== "gone");
-    const total = existing.length;
-    const urgent = existing.filter(needsAttention).sort(byUrgency);
-    const waiting = urgent.length;
-    let rest = [...urgent, ...existing.filter((s) => !needsAttention(s))];
+    let rest = o.sessions.filter((s) => s.state !== "gone");
+    const total = rest.length;
+    const waiting = rest.filter(needsAttention).length;
     groups.forEach(([, belongs], i) => {
-      sections[i]?.show(rest.filter(belongs), (s) => s.id, sessionRow);
+      const rows = rest.filter(belongs);
+      if (belongs === needsAttention) rows.sort(byUrgency);
+      sections[i]?.show(rows, (s) => s.id, sessionRow);
       rest = rest.filter((s) => !belongs(s));
     });
     const active = o.tasks.filter((t) => !isOver(t));
