@@ -341,7 +341,7 @@ func TestAuthorizeDuringLogin(t *testing.T) {
 		}
 		return nil
 	}, nats.NoReconnect())
-	nc, err := nats.Connect("tls://"+c.Options["a"].Listen, opts...)
+	nc, err := nats.Connect("tls://"+c.Options["a"].Listen, append(opts, nats.Timeout(time.Minute))...)
 	if err != nil {
 		t.Fatalf("login during a change of who may log in = %v, want nil", err)
 	}

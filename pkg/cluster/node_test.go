@@ -231,7 +231,7 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("tls://"+one.State.Listen, opts...)
+	nc, err := nats.Connect("tls://"+one.State.Listen, append(opts, nats.Timeout(time.Minute))...)
 	if err != nil {
 		t.Fatal(err)
 	}

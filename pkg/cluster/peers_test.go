@@ -67,7 +67,7 @@ func TestHostCannotAnswerForAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("tls://"+s.Listen, opts...)
+	nc, err := nats.Connect("tls://"+s.Listen, append(opts, nats.Timeout(time.Minute))...)
 	if err != nil {
 		t.Fatal(err)
 	}

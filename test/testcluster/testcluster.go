@@ -158,7 +158,7 @@ func (c *Cluster) Login(keys *cluster.Keys) *nats.Conn {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	nc, err := nats.Connect(strings.Join(urls, ","), append(opts, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))...)
+	nc, err := nats.Connect(strings.Join(urls, ","), append(opts, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.Timeout(time.Minute))...)
 	if err != nil {
 		c.t.Fatal(err)
 	}
