@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -24,29 +26,36 @@ const (
 	entryStream = "ENTRIES"
 )
 
-// ErrFull is returned, wrapped, if the cluster has no room for more files.
-var ErrFull = errors.New("the cluster has no room for more files")
+// ErrFull is returned, wrapped, if a stream of the cluster has no room.
+var ErrFull = errors.New("the cluster has no room for it")
 
 // Part is a piece of a file.
 type Part struct {
-	SHA256 string `json:"sha256"` // hex
-	Size   int64  `json:"size"`   // bytes
+	SHA256 string `json:"sha256"`         // hex
+	Size   int64  `json:"size"`           // bytes
+	Name   string `json:"name,omitempty"` // ends its subject; "" means SHA256
 }
 
 // Files are a store of files for tasks, in a stream. Each part is a message with the subject
-// KIND.TASK.SHA256. The server stores the first one of a subject and refuses others, and nothing can be
+// KIND.TASK.NAME. The server stores the first one of a subject and refuses others, and nothing can be
 // deleted: JetStream's object store would let each host that writes to it empty it.
 type Files struct {
 	js     jetstream.JetStream
 	stream jetstream.Stream
 	name   string // of the stream
 	kind   string // begins its subjects
+	secret []byte // of this host, from which the names of its parts derive; nil means their digests
 }
 
 // OpenFiles opens the store of artifacts and logs, and creates it on that many cores if it does not
-// exist. Files disappear after keep.
-func OpenFiles(ctx context.Context, js jetstream.JetStream, replicas int, size int64, keep time.Duration) (*Files, error) {
-	return openFiles(ctx, js, "artifact.", jetstream.StreamConfig{Name: fileStream, Replicas: replicas, MaxBytes: size, MaxAge: keep})
+// exist. Files disappear after keep. The names of the parts that this host stores derive from its keys:
+// otherwise, another host that knows the digest of an artifact could store something else there before.
+func OpenFiles(ctx context.Context, js jetstream.JetStream, k *Keys, replicas int, size int64, keep time.Duration) (*Files, error) {
+	f, err := openFiles(ctx, js, "artifact.", jetstream.StreamConfig{Name: fileStream, Replicas: replicas, MaxBytes: size, MaxAge: keep})
+	if err == nil {
+		f.secret, err = k.derive("names of files")
+	}
+	return f, err
 }
 
 // OpenEntries opens the store of what is too large for an entry of the log of tasks, and creates it on
@@ -66,10 +75,24 @@ func openFiles(ctx context.Context, js jetstream.JetStream, kind string, c jetst
 	if err != nil {
 		return nil, fmt.Errorf("open the cluster's stream %s: %w", c.Name, err)
 	}
-	return &Files{js, s, c.Name, kind}, nil
+	return &Files{js: js, stream: s, name: c.Name, kind: kind}, nil
 }
 
-func (f *Files) subject(task string, p Part) string { return f.kind + task + "." + p.SHA256 }
+func (f *Files) subject(task string, p Part) string {
+	return f.kind + task + "." + cmp.Or(p.Name, p.SHA256)
+}
+
+// part describes a part that this host stores.
+func (f *Files) part(task string, data []byte) Part {
+	sum := sha256.Sum256(data)
+	p := Part{SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data))}
+	if f.secret != nil {
+		h := hmac.New(sha256.New, f.secret)
+		h.Write([]byte(task + "." + p.SHA256))
+		p.Name = hex.EncodeToString(h.Sum(nil))
+	}
+	return p
+}
 
 // Put stores a file of a task and returns its parts, which Open needs. If it is interrupted, the
 // next Put sends only what is missing. The error is ErrFull, wrapped, if there is no room.
@@ -88,8 +111,7 @@ func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, erro
 		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 			return parts, err
 		}
-		sum := sha256.Sum256(buf[:n])
-		p := Part{hex.EncodeToString(sum[:]), int64(n)}
+		p := f.part(task, buf[:n])
 		if !stored[f.subject(task, p)] {
 			if err := f.put(ctx, task, p, buf[:n]); err != nil {
 				return parts, fmt.Errorf("store part %d of a file of task %s in the cluster: %w", len(parts)+1, task, err)
@@ -105,8 +127,7 @@ func (f *Files) Put(ctx context.Context, task string, r io.Reader) ([]Part, erro
 // put stores one part, unless it is stored.
 func (f *Files) put(ctx context.Context, task string, p Part, data []byte) error {
 	_, err := f.js.Publish(ctx, f.subject(task, p), data, jetstream.WithExpectStream(f.name))
-	api, refused := errors.AsType[*jetstream.APIError](err)
-	if !refused || api.ErrorCode != storeFailed && api.ErrorCode != storageExceeded {
+	if !isFull(err) {
 		return err
 	}
 	// Which limit refuses it is known only as text: there is no room, or this part exists.
@@ -127,6 +148,12 @@ const (
 	storeFailed     jetstream.ErrorCode = 10077
 	storageExceeded jetstream.ErrorCode = 10047
 )
+
+// isFull reports whether a limit refuses a message.
+func isFull(err error) bool {
+	api, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && (api.ErrorCode == storeFailed || api.ErrorCode == storageExceeded)
+}
 
 // stored returns which of the subjects that match a filter are stored.
 func (f *Files) stored(ctx context.Context, filter string) (map[string]bool, error) {
@@ -175,12 +202,12 @@ func (r *fileReader) ReadAt(b []byte, off int64) (n int, err error) {
 		if i >= len(r.parts) || within >= r.parts[i].Size {
 			return n, io.EOF
 		}
-		if r.data == nil || r.at != i {
+		if r.data == nil || r.parts[r.at] != r.parts[i] {
 			if r.data, err = r.f.get(r.ctx, r.task, r.parts[i]); err != nil {
 				return n, fmt.Errorf("read part %d of %d of a file of task %s: %w", i+1, len(r.parts), r.task, err)
 			}
-			r.at = i
 		}
+		r.at = i
 		c := copy(b[n:], r.data[within:])
 		n, off = n+c, off+int64(c)
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -40,14 +41,14 @@ func answerInbox(m *nats.Msg, text []byte) error {
 func (m Membership) permissions() *server.Permissions {
 	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	publish := []string{
-		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*",
+		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*." + m.Name,
 		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.TASKS", "$JS.API.STREAM.MSG.GET.HOSTS", "$JS.API.STREAM.MSG.GET.MEMBERS", "$JS.API.STREAM.MSG.GET." + entryStream,
 		"$JS.API.CONSUMER.CREATE.TASKS.>", "$JS.API.CONSUMER.CREATE.HOSTS.>", "$JS.API.CONSUMER.CREATE.MEMBERS.>",
 		"$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.API.CONSUMER.DELETE.*.*", "$JS.API.CONSUMER.LIST.QUEUE", "$JS.API.CONSUMER.INFO.*.*", "$JS.ACK.>", "$JS.FC.>",
 	}
 	if m.Role.Allows(Member) {
-		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open")
-		subscribe = append(subscribe, seal+m.Name)
+		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open."+m.Name)
+		subscribe = append(subscribe, seal+m.Name+".*")
 	}
 	switch {
 	case m.Role.Allows(CoreOf):
@@ -144,12 +145,14 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.cores = cores(members)
-	c.mu.Unlock()
 	operator := &server.NkeyUser{Nkey: public, Account: c.server.SystemAccount()}
 	changed := c.logins.set(append(nkeyUsers(members, invitations, time.Now()), operator))
-	if len(changed) == 0 {
+	return errors.Join(c.disconnect(changed), c.setCores(members))
+}
+
+// disconnect ends the connections of hosts and tokens.
+func (c *Core) disconnect(keys map[string]bool) error {
+	if len(keys) == 0 {
 		return nil
 	}
 	open, err := c.server.Connz(&server.ConnzOptions{Username: true, Limit: math.MaxInt32})
@@ -157,7 +160,7 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 		return fmt.Errorf("end the connections of removed hosts: %w", err)
 	}
 	for _, conn := range open.Conns {
-		if changed[conn.AuthorizedUser] {
+		if keys[conn.AuthorizedUser] {
 			_ = c.server.DisconnectClientByID(conn.Cid) // its only error: the connection has ended
 		}
 	}
@@ -211,15 +214,56 @@ func cores(members []Membership) map[string]bool {
 	return all
 }
 
+// setCores changes which servers may be connected to this one, and ends the connections to others, also those
+// that this server opened.
+func (c *Core) setCores(members []Membership) error {
+	c.reload.Lock()
+	defer c.reload.Unlock()
+	now := cores(members)
+	c.mu.Lock()
+	for key := range c.cores {
+		c.gone = c.gone || !now[key]
+	}
+	c.cores = now // new connections are checked against these
+	c.mu.Unlock()
+	if !c.gone {
+		return nil
+	}
+	// A reload may turn away a host that is logging in, which tries again.
+	o := c.opts.Clone()
+	o.Cluster.TLSPinnedCerts = pins(members)
+	if err := errors.Join(c.server.ReloadOptions(o), c.server.ReloadOptions(c.opts.Clone())); err != nil {
+		return fmt.Errorf("end the connections to removed cores: %w", err)
+	}
+	c.gone = false
+	return nil
+}
+
+// pins returns the keys of the certificates of the hosts that may run servers.
+func pins(members []Membership) server.PinnedCertSet {
+	all := server.PinnedCertSet{}
+	for _, m := range members {
+		if cert, err := decodeCertificate([]byte(m.Certificate)); err == nil && m.Removed.IsZero() && m.Role.Allows(CoreOf) {
+			all[fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo))] = struct{}{}
+		}
+	}
+	return all
+}
+
 // Login returns what a host needs to log in to the cluster's servers. authority is the certificate that
 // they are trusted by, as PEM.
 func (k *Keys) Login(authority []byte) ([]nats.Option, error) {
+	return k.loginTo(authority, func(Identity) error { return nil })
+}
+
+// loginTo does what Login does. trust decides about a core.
+func (k *Keys) loginTo(authority []byte, trust func(Identity) error) ([]nats.Option, error) {
 	f, err := Fingerprint(authority)
 	if err != nil {
 		return nil, err
 	}
 	opts, err := login(k.nkey)
-	return append(opts, nats.Secure(pinned(f))), err
+	return append(opts, nats.Secure(pinned(f, trust))), err
 }
 
 func login(key nkeys.KeyPair) ([]nats.Option, error) {

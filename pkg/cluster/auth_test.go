@@ -90,7 +90,7 @@ func TestWorkerIsConfined(t *testing.T) {
 			t.Errorf("%s by a worker succeeded, want an error", what)
 		}
 	}
-	for _, subject := range []string{">", "_INBOX.>", "host.>", "task.>", "tunnel.other.>", "seal.other", "seal.worker", "seal.*"} {
+	for _, subject := range []string{">", "_INBOX.>", "host.>", "task.>", "tunnel.other.>", "seal.other.*", "seal.worker.*", "seal.>"} {
 		for len(refused) > 0 {
 			<-refused
 		}
@@ -107,7 +107,23 @@ func TestWorkerIsConfined(t *testing.T) {
 		}
 	}
 
-	if _, err := nc.RequestWithContext(short(), "seal.other", nil); !errors.Is(err, nats.ErrNoResponders) {
+	for len(refused) > 0 {
+		<-refused
+	}
+	for _, subject := range []string{"seal.other.a", "tunnel.other.open.worker", "tunnel.other.open.a"} {
+		if err := nc.Publish(subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-refused:
+			if !errors.Is(err, nats.ErrPermissionViolation) {
+				t.Errorf("message of a worker to %s = %v, want %v", subject, err, nats.ErrPermissionViolation)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("message of a worker to %s was not refused", subject)
+		}
+	}
+	if _, err := nc.RequestWithContext(short(), "seal.other.worker", nil); !errors.Is(err, nats.ErrNoResponders) {
 		t.Errorf("request for secrets by a worker = %v, want that it is allowed: %v", err, nats.ErrNoResponders)
 	}
 
@@ -176,7 +192,7 @@ func TestMemberAnswersOnlyItsRequests(t *testing.T) {
 	nc := c.Login(keys)
 	refused := make(chan error, 10)
 	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
-	for _, subject := range []string{"seal.member", "seal.other", "seal.*"} {
+	for _, subject := range []string{"seal.member.*", "seal.other.*", "seal.>"} {
 		if _, err := nc.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +200,7 @@ func TestMemberAnswersOnlyItsRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		var err error
-		if subject == "seal.member" {
+		if subject == "seal.member.*" {
 			select {
 			case err = <-refused:
 				t.Errorf("subscription to %s = %v, want nil", subject, err)

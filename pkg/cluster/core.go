@@ -54,6 +54,10 @@ type Core struct {
 	operator nkeys.KeyPair // of the server's system account, only for this process
 	logins   logins
 
+	reload sync.Mutex // held while the server's connections to removed cores end
+	opts   *server.Options
+	gone   bool // there may be such connections
+
 	// mu is never held during a call of the server, which calls checkCore while it holds locks of
 	// its own.
 	mu    sync.Mutex
@@ -91,7 +95,7 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	for _, p := range o.Peers {
 		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: p})
 	}
-	c := &Core{keys: o.Keys, cores: cores(o.Members)}
+	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members)}
 	c.logins.set(nkeyUsers(o.Members, o.Invitations, time.Now()))
 	opts.CustomClientAuthentication = &c.logins
 	if c.operator, err = nkeys.CreateUser(); err != nil {
@@ -103,7 +107,7 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if opts.Cluster.TLSConfig, err = o.Keys.TLS(o.Certificate, o.Authority, c.checkCore); err != nil {
 		return nil, err
 	}
-	s, err := server.NewServer(opts)
+	s, err := server.NewServer(opts.Clone())
 	if err != nil {
 		return nil, fail.New(fail.Host, "start the cluster's server: %w", err)
 	}

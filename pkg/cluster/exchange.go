@@ -14,12 +14,13 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
-// seal is the subject at which hosts ask a host for secrets; its name follows. No stream keeps these
-// messages.
+// seal is the subject at which hosts ask a host for secrets; its name and that of the host that asks
+// follow. The servers let a host use only its own name. No stream keeps these messages.
 const seal = "seal."
 
 const (
-	maxAnswering = 8                // requests that a host answers at the same time
+	maxAnswering = 64               // requests that a host answers at the same time
+	maxAsking    = 8                // of these, of the same host
 	maxQuestion  = 4 << 10          // bytes of a request
 	answerTime   = 50 * time.Second // for an answer, including the resolution of the secrets; shorter than the permission to answer
 	askTime      = answerTime + 5*time.Second
@@ -64,7 +65,7 @@ func (x *Exchange) Ask(ctx context.Context, host string, r SecretsRequest) ([]by
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	m, err := x.Conn.RequestWithContext(ctx, seal+host, text)
+	m, err := x.Conn.RequestWithContext(ctx, seal+host+"."+x.Host, text)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return nil, fail.New(fail.Host, "it is not connected to the cluster")
@@ -87,19 +88,18 @@ func (x *Exchange) Ask(ctx context.Context, host string, r SecretsRequest) ([]by
 func (x *Exchange) Answer(ctx context.Context, give func(context.Context, SecretsRequest) ([]byte, error)) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	slots := make(chan struct{}, maxAnswering)
-	sub, err := x.Conn.Subscribe(seal+x.Host, func(m *nats.Msg) {
-		select {
-		case slots <- struct{}{}:
-		default:
+	slots := slots{all: maxAnswering, each: maxAsking}
+	sub, err := x.Conn.Subscribe(seal+x.Host+".*", func(m *nats.Msg) {
+		from := lastToken(m.Subject)
+		if !slots.take(from) {
 			respond(m, nil, fail.New(fail.Host, "it is busy"))
 			return
 		}
 		all.Go(func() {
-			defer func() { <-slots }()
+			defer slots.free(from)
 			ctx, cancel := context.WithTimeout(ctx, answerTime)
 			defer cancel()
-			sealed, err := x.answer(ctx, m.Data, give)
+			sealed, err := x.answer(ctx, from, m.Data, give)
 			respond(m, sealed, err)
 		})
 	})
@@ -121,10 +121,10 @@ func respond(m *nats.Msg, sealed []byte, err error) {
 	}
 }
 
-func (x *Exchange) answer(ctx context.Context, text []byte, give func(context.Context, SecretsRequest) ([]byte, error)) ([]byte, error) {
+func (x *Exchange) answer(ctx context.Context, from string, text []byte, give func(context.Context, SecretsRequest) ([]byte, error)) ([]byte, error) {
 	var s signed
 	var r SecretsRequest
-	if len(text) > maxQuestion || json.Unmarshal(text, &s) != nil || json.Unmarshal(s.Text, &r) != nil || CheckName(r.Host) != nil {
+	if len(text) > maxQuestion || json.Unmarshal(text, &s) != nil || json.Unmarshal(s.Text, &r) != nil || CheckName(r.Host) != nil || r.Host != from {
 		return nil, fail.New(fail.Usage, "the request for secrets is invalid")
 	}
 	to, err := x.member(ctx, r.Host)

@@ -44,7 +44,7 @@ func TestFiles(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		var err error
-		f, err = cluster.OpenFiles(ctx, js, 1, 1<<30, time.Hour)
+		f, err = cluster.OpenFiles(ctx, js, c.Options["a"].Keys, 1, 1<<30, time.Hour)
 		return err == nil
 	})
 	const task = "000000000001"
@@ -100,22 +100,34 @@ func TestFiles(t *testing.T) {
 func TestForgedFiles(t *testing.T) {
 	c := testcluster.Alone(t)
 	core := c.JetStream()
-	open := func(js jetstream.JetStream) *cluster.Files {
-		return testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenFiles(t.Context(), js, 1, 1<<30, time.Hour) })
+	open := func(js jetstream.JetStream, k *cluster.Keys) *cluster.Files {
+		return testcluster.Open(t, func() (*cluster.Files, error) {
+			return cluster.OpenFiles(t.Context(), js, k, 1, 1<<30, time.Hour)
+		})
 	}
-	files := open(core)
+	files := open(core, c.Options["a"].Keys)
 	const task = "000000000001"
-	parts, err := files.Put(t.Context(), task, strings.NewReader("the true file"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	keys, _ := c.Add("hostile", cluster.Worker)
 	nc := c.Login(keys)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(2*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	subject := "artifact." + task + "." + parts[0].SHA256
+	// It knows what will be stored, and where it would store that itself.
+	guess, err := open(js, keys).Put(t.Context(), "000000000002", strings.NewReader("the true file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{guess[0].SHA256, guess[0].Name} {
+		if _, err := js.Publish(t.Context(), "artifact."+task+"."+name, []byte("a false file")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parts, err := files.Put(t.Context(), task, strings.NewReader("the true file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := "artifact." + task + "." + parts[0].Name
 	if _, err := js.Publish(t.Context(), subject, []byte("a false file")); err == nil {
 		t.Error("a second message of a part was stored, want it refused")
 	}
@@ -132,7 +144,7 @@ func TestForgedFiles(t *testing.T) {
 		}
 	}
 	// It can store files of its own.
-	if _, err := open(js).Put(t.Context(), "000000000002", strings.NewReader("own")); err != nil {
+	if _, err := open(js, keys).Put(t.Context(), "000000000002", strings.NewReader("own")); err != nil {
 		t.Errorf("Put of a worker = %v, want nil", err)
 	}
 	r, err := files.Open(t.Context(), task, parts)
@@ -156,7 +168,9 @@ func TestForgedFiles(t *testing.T) {
 func TestFullCluster(t *testing.T) {
 	c := testcluster.Alone(t)
 	js := c.JetStream()
-	f := testcluster.Open(t, func() (*cluster.Files, error) { return cluster.OpenFiles(t.Context(), js, 1, 1<<20, time.Hour) })
+	f := testcluster.Open(t, func() (*cluster.Files, error) {
+		return cluster.OpenFiles(t.Context(), js, c.Options["a"].Keys, 1, 1<<20, time.Hour)
+	})
 	big := make([]byte, 3<<20)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(big)
 	if _, err := f.Put(t.Context(), "000000000001", bytes.NewReader(big)); !errors.Is(err, cluster.ErrFull) {

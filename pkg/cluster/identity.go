@@ -3,6 +3,7 @@ package cluster
 import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
@@ -153,6 +154,17 @@ func NewKeys() (*Keys, error) {
 	}
 	id, err := age.GenerateX25519Identity()
 	return &Keys{user, key, id}, err
+}
+
+// derive returns a secret of the host for a purpose.
+func (k *Keys) derive(purpose string) ([]byte, error) {
+	seed, err := k.nkey.Seed()
+	if err != nil {
+		return nil, err
+	}
+	h := hmac.New(sha256.New, seed)
+	h.Write([]byte("agent-sessionizer " + purpose))
+	return h.Sum(nil), nil
 }
 
 // Identity is who a host is in its cluster. The authority vouches for all of it.

@@ -197,7 +197,7 @@ func (k *Keys) Join(ctx context.Context, t Token, is Applicant) (Admission, erro
 	if err != nil {
 		return Admission{}, err
 	}
-	nc, err := nats.Connect(urls(t.Addrs), append(opts, nats.Secure(pinned(t.Fingerprint)), nats.NoReconnect(), nats.Timeout(tryTimeout))...)
+	nc, err := nats.Connect(urls(t.Addrs), append(opts, nats.Secure(pinned(t.Fingerprint, func(Identity) error { return nil })), nats.NoReconnect(), nats.Timeout(tryTimeout))...)
 	if err != nil {
 		return Admission{}, fail.New(fail.Host, "log in to the cluster at %s with the token: %w", strings.Join(t.Addrs, ", "), err).
 			WithHint("has the token expired or been used? On a host of the cluster: agent-sessionizer cluster token")
@@ -239,8 +239,8 @@ func urls(addrs []string) string {
 }
 
 // pinned accepts servers whose certificate is signed by the authority with that fingerprint, and
-// that are cores.
-func pinned(fingerprint string) *tls.Config {
+// that are cores. trust decides about a core.
+func pinned(fingerprint string, trust func(Identity) error) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection checks more
@@ -248,10 +248,13 @@ func pinned(fingerprint string) *tls.Config {
 			for _, root := range s.PeerCertificates {
 				if sum := sha256.Sum256(root.Raw); hex.EncodeToString(sum[:]) == fingerprint {
 					i, err := identify(s.PeerCertificates[0], root)
-					if err == nil && !i.Role.Allows(CoreOf) {
-						err = fail.New(fail.Policy, "host %s is not a core of the cluster", i.Name)
+					switch {
+					case err != nil:
+						return err
+					case !i.Role.Allows(CoreOf):
+						return fail.New(fail.Policy, "host %s is not a core of the cluster", i.Name)
 					}
-					return err
+					return trust(i)
 				}
 			}
 			return fail.New(fail.Policy, "the server does not belong to the token's cluster")

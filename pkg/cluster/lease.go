@@ -45,9 +45,12 @@ type Host struct {
 // Hosts are the heartbeats of all hosts: for each, the latest one.
 type Hosts struct{ records records }
 
+// maxHosts limits the heartbeats, in bytes.
+const maxHosts = 64 << 20
+
 // OpenHosts opens the heartbeats, and creates their stream on that many cores if it does not exist.
 func OpenHosts(ctx context.Context, js jetstream.JetStream, host string, replicas int) (*Hosts, error) {
-	r, err := openRecords(ctx, js, host, "host.", jetstream.StreamConfig{Name: "HOSTS", Replicas: replicas, MaxMsgsPerSubject: 1})
+	r, err := openRecords(ctx, js, host, "host.", jetstream.StreamConfig{Name: "HOSTS", Replicas: replicas, MaxMsgsPerSubject: 1, MaxBytes: maxHosts})
 	return &Hosts{r}, err
 }
 
@@ -80,6 +83,13 @@ func (h *Hosts) All(ctx context.Context) (map[string]uint64, []Host, error) {
 		all = append(all, is)
 	}
 	return seqs, all, nil
+}
+
+// tidy removes what does not belong to a member, if the stream is filling up.
+func (h *Hosts) tidy(ctx context.Context, known func(name string) bool) error {
+	return h.records.tidy(ctx, func(r record, _ error) bool {
+		return CheckName(r.Key) == nil && known(r.Key)
+	})
 }
 
 // ErrRevoked is returned, wrapped, to a host that was revoked. All its tasks may run elsewhere.
@@ -138,11 +148,17 @@ func (l *Lease) Age() (time.Duration, bool) {
 	return l.clock() - l.sent, l.held
 }
 
-// Valid reports whether the host may write for its tasks.
-func (l *Lease) Valid() bool {
+// Left returns how long the host may still write for its tasks, which is not positive after the end.
+func (l *Lease) Left() time.Duration {
 	age, held := l.Age()
-	return held && age < LeaseFor
+	if !held {
+		return 0
+	}
+	return LeaseFor - age
 }
+
+// Valid reports whether the host may write for its tasks.
+func (l *Lease) Valid() bool { return l.Left() > 0 }
 
 // Silence measures how long each host has sent no heartbeat, as seen by one core.
 type Silence struct {

@@ -85,18 +85,21 @@ type Members struct {
 	authority            *Authority
 }
 
-// maxMembers limits the list of members with all changes, in bytes.
-const maxMembers = 64 << 20
+// Limits of the list of members with all changes, and of the invitations, in bytes.
+const (
+	maxMembers     = 64 << 20
+	maxInvitations = 16 << 20
+)
 
 // OpenMembers opens the list of members, and creates it on that many cores if it does not exist. All
 // changes of it are kept, because a message that no core wrote must not replace the latest one. Without
 // its private key, the authority allows only reading.
 func OpenMembers(ctx context.Context, js jetstream.JetStream, host string, replicas int, a *Authority) (*Members, error) {
-	m, err := openRecords(ctx, js, host, "member.", jetstream.StreamConfig{Name: "MEMBERS", Replicas: replicas, MaxBytes: maxMembers, DenyDelete: true, DenyPurge: true})
+	m, err := openRecords(ctx, js, host, "member.", jetstream.StreamConfig{Name: "MEMBERS", Replicas: replicas, MaxBytes: maxMembers, DenyPurge: true})
 	if err != nil {
 		return nil, err
 	}
-	i, err := openRecords(ctx, js, host, "invitation.", jetstream.StreamConfig{Name: "INVITATIONS", Replicas: replicas, MaxMsgsPerSubject: 1, MaxAge: 2 * maxInvitation})
+	i, err := openRecords(ctx, js, host, "invitation.", jetstream.StreamConfig{Name: "INVITATIONS", Replicas: replicas, MaxMsgsPerSubject: 1, MaxAge: 2 * maxInvitation, MaxBytes: maxInvitations})
 	return &Members{m, i, a}, err
 }
 
@@ -255,7 +258,7 @@ func (m *Members) changed(ctx context.Context, after uint64, by map[string]Membe
 		if err != nil {
 			return err
 		}
-		if was, known := by[is.Nkey]; !known || is.Version > was.Version {
+		if was, known := by[is.Nkey]; !known || is.Version >= was.Version {
 			by[is.Nkey] = is
 		}
 	}
@@ -275,6 +278,17 @@ func (m *Members) Invitations(ctx context.Context) (all []Invitation, err error)
 		all = append(all, i)
 	}
 	return all, nil
+}
+
+// tidy removes what no core wrote, if a stream is filling up.
+func (m *Members) tidy(ctx context.Context) error {
+	return errors.Join(
+		m.members.tidy(ctx, func(r record, err error) bool { _, err = m.read(r, err); return err == nil }),
+		m.invitations.tidy(ctx, func(r record, err error) bool {
+			i, err := invitation(r, err)
+			return err == nil && i.Nkey == r.Key
+		}),
+	)
 }
 
 func invitation(r record, err error) (Invitation, error) {

@@ -132,7 +132,14 @@ func Start(ctx context.Context, dir string, log *slog.Logger) (n *Node, err erro
 
 // connect logs in to the cores over the network. It goes on trying in the background.
 func (n *Node) connect() (*nats.Conn, error) {
-	opts, err := n.keys.Login([]byte(n.State.Authority))
+	known, err := loadMembers(n.dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range known {
+		n.members[m.Nkey] = m
+	}
+	opts, err := n.keys.loginTo([]byte(n.State.Authority), n.trustCore)
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +154,32 @@ func (n *Node) connect() (*nats.Conn, error) {
 			}
 		}))
 	return nats.Connect(urls(n.State.Addrs), opts...)
+}
+
+// trustCore refuses a core that was removed, as far as this host knows.
+func (n *Node) trustCore(i Identity) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if m, known := n.members[i.Nkey]; known && !m.Removed.IsZero() {
+		return fail.New(fail.Policy, "host %s was removed from the cluster", i.Name)
+	}
+	return nil
+}
+
+// leaveRemoved connects to another core if the present one was removed.
+func (n *Node) leaveRemoved() error {
+	s, err := n.nc.TLSConnectionState()
+	if err != nil || len(s.PeerCertificates) == 0 {
+		return nil //nolint:nilerr // there is no connection
+	}
+	a, err := n.State.authority()
+	if err != nil {
+		return err
+	}
+	if i, err := identify(s.PeerCertificates[0], a.cert); err == nil && n.trustCore(i) == nil {
+		return nil
+	}
+	return n.nc.ForceReconnect()
 }
 
 // startCore starts this host's server, with those members that it knew when it ended: a core that
@@ -201,7 +234,7 @@ func (n *Node) open(ctx context.Context) error {
 		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
 		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },
 		func(ctx context.Context) (err error) {
-			n.Files, err = OpenFiles(ctx, js, 1, fileSize, fileTime)
+			n.Files, err = OpenFiles(ctx, js, n.keys, 1, fileSize, fileTime)
 			return
 		},
 		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, 1, entrySize); return },
@@ -292,9 +325,20 @@ func (n *Node) Serve(ctx context.Context) error {
 	}
 	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()
+	answered := time.Now()
 	for {
-		if err := n.refresh(ctx); err != nil && ctx.Err() == nil {
+		err := n.refresh(ctx)
+		if err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "failed to read the members of the cluster", "error", err)
+		}
+		if err == nil {
+			answered = time.Now()
+		} else if n.core == nil && time.Since(answered) > LeaseFor { // perhaps another core answers: this one may have been removed
+			answered = time.Now()
+			_ = n.nc.ForceReconnect() // it is tried again
+		}
+		if err := n.tidy(ctx); err != nil && ctx.Err() == nil {
+			n.log.WarnContext(ctx, "failed to tidy the streams of the cluster; it is tried again", "error", err)
 		}
 		if err := n.grow(ctx); err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "failed to spread the cluster over its cores; it is tried again", "error", err)
@@ -345,7 +389,10 @@ func (n *Node) refresh(ctx context.Context) error {
 		}
 	}
 	if n.core == nil {
-		return nil
+		if newest != seen {
+			err = saveMembers(n.dir, members)
+		}
+		return errors.Join(err, n.leaveRemoved())
 	}
 	invitations, err := n.Members.Invitations(ctx)
 	if err != nil {
@@ -359,6 +406,23 @@ func (n *Node) authorizeWitness(members []Membership) error {
 		return nil
 	}
 	return n.witness.Authorize(members, nil)
+}
+
+// tidy removes from the streams what does not belong there, once they fill up. Cores do it.
+func (n *Node) tidy(ctx context.Context) error {
+	if n.core == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, growTimeout)
+	defer cancel()
+	known := func(name string) bool {
+		if _, is := n.Member(name); is {
+			return true
+		}
+		_, err := n.Members.Get(ctx, name) // it may have just joined
+		return !errors.Is(err, ErrNone)
+	}
+	return errors.Join(n.Members.tidy(ctx), n.Queue.tidy(ctx), n.Hosts.tidy(ctx, known))
 }
 
 // Drained reports whether this host is to take no more tasks.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -104,6 +105,14 @@ func (l peerListener) Accept() (net.Conn, error) {
 		_ = p.Close()
 		return nil, err
 	}
+	time.AfterFunc(openTimeout, func() {
+		p.node.mu.Lock()
+		unknown := p.identity.Name == ""
+		p.node.mu.Unlock()
+		if unknown {
+			_ = p.Close() // it has not proved who it is
+		}
+	})
 	return tls.Server(p, settings), nil
 }
 

@@ -22,7 +22,12 @@ import (
 // nodes starts the core "one" and the members of those names.
 func nodes(t *testing.T, names ...string) map[string]*cluster.Node {
 	t.Helper()
-	dir := t.TempDir()
+	return nodesIn(t, t.TempDir(), names...)
+}
+
+// nodesIn does what nodes does. Each host has a directory below dir.
+func nodesIn(t *testing.T, dir string, names ...string) map[string]*cluster.Node {
+	t.Helper()
 	if _, err := cluster.Found(filepath.Join(dir, "one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
 		t.Fatal(err)
 	}

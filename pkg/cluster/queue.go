@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
 // Need is what a task requires of its host.
@@ -98,7 +100,11 @@ const (
 	needKey = "need" // of a consumer's metadata
 	bandKey = "band"
 	// listFor is how long a host uses a list of the lines: the server asks all consumers for each.
-	listFor = 5 * time.Second
+	listFor  = 5 * time.Second
+	maxQueue = 64 << 20 // of all offers, in bytes
+	maxOffer = 1 << 10
+	// offerFor is how long an offer waits. A task that still waits is then offered again.
+	offerFor = 24 * time.Hour
 	// maxWaiting is how many hosts may wait for the offers of one line.
 	maxWaiting = 1 << 16
 )
@@ -109,6 +115,7 @@ func OpenQueue(ctx context.Context, js jetstream.JetStream, replicas int) (*Queu
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: queueStream, Subjects: []string{"queue.*.*"}, Storage: jetstream.FileStorage, Retention: jetstream.WorkQueuePolicy,
+			MaxBytes: maxQueue, MaxMsgSize: maxOffer, MaxAge: offerFor, Discard: jetstream.DiscardNew,
 			Replicas: replicas, Placement: &jetstream.Placement{Tags: []string{coreTag}},
 		})
 	}
@@ -161,9 +168,28 @@ func (q *Queue) Offer(ctx context.Context, task string, after uint64, l Line) er
 		return err
 	}
 	if _, err := q.js.Publish(ctx, l.Subject(), body, jetstream.WithExpectStream(queueStream)); err != nil {
+		if isFull(err) {
+			err = fail.New(fail.Host, "the cluster's queue is full, or the disk of a core: %w: %w", ErrFull, err).WithHint("agent-sessionizer cluster list")
+		}
 		return fmt.Errorf("queue task %s: %w", task, err)
 	}
 	return nil
+}
+
+// tidy removes offers of lines that are not open, which no host sees, if the queue is at least half full. Tasks
+// that wait there are offered again.
+func (q *Queue) tidy(ctx context.Context) error {
+	info, err := q.stream.Info(ctx, jetstream.WithSubjectFilter(">"))
+	if err != nil || info.Config.MaxBytes <= 0 || int64(info.State.Bytes) < info.Config.MaxBytes/2 {
+		return err
+	}
+	open, err := q.Offers(ctx)
+	for subject := range info.State.Subjects {
+		if _, is := open[subject]; err == nil && !is {
+			err = q.stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
+		}
+	}
+	return err
 }
 
 // Open makes hosts see the offers of a line. The server forgets lines that no host asked for in a day.

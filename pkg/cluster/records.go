@@ -49,6 +49,7 @@ type records struct {
 	name   string
 	prefix string // of its subjects; the rest is an id
 	host   string // who writes here
+	alien  bool   // yield also what has another subject, as damaged
 }
 
 // openRecords opens a stream, and creates it if it does not exist. c has what distinguishes it
@@ -97,6 +98,10 @@ func (r records) append(ctx context.Context, id string, body any, after uint64) 
 		if err == nil || errors.Is(err, ErrConflict) {
 			return seq, err
 		}
+		if isFull(err) {
+			return 0, fail.New(fail.Host, "write %s%s: the stream %s is full, or the disk of a core: %w: %w", r.prefix, id, r.name, ErrFull, err).
+				WithHint("agent-sessionizer cluster list")
+		}
 		if refused(err) {
 			return 0, fmt.Errorf("write %s%s to the cluster: %w", r.prefix, id, err)
 		}
@@ -143,7 +148,7 @@ func isConflict(err error) bool {
 const wrongLastSequenceConstant jetstream.ErrorCode = 10164
 
 // refused reports whether the server answered that it does not store the record, and will not store
-// it later either: the stream is full, or this host may not write to it.
+// it later either.
 func refused(err error) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
 	return ok && !isConflict(err) && api.Code != 503 // 503: no leader, for now
@@ -242,10 +247,14 @@ func (r records) upToNow(ctx context.Context, o jetstream.OrderedConsumerConfig)
 				if meta, err = m.Metadata(); err == nil {
 					left = meta.NumPending
 					id, own := strings.CutPrefix(m.Subject(), r.prefix)
-					if !own {
+					switch {
+					case own:
+						is, err = r.parse(id, meta.Sequence.Stream, meta.Timestamp, m.Data())
+					case r.alien:
+						is, err = record{Seq: meta.Sequence.Stream, At: meta.Timestamp}, ErrDamaged
+					default:
 						continue // an answer of the server that a host redirected into the stream
 					}
-					is, err = r.parse(id, meta.Sequence.Stream, meta.Timestamp, m.Data())
 				}
 			}
 			if err != nil {
@@ -326,4 +335,33 @@ func (r records) follow(ctx context.Context, after uint64) iter.Seq2[[]record, e
 			batch = nil
 		}
 	}
+}
+
+// tidyMost limits what one call of tidy removes.
+const tidyMost = 5000
+
+// tidy removes records that are not to be kept from a stream that is at least half full: every host can
+// redirect answers of the server into every stream. An
+// error that keep receives is ErrDamaged, wrapped. It is for cores.
+func (r records) tidy(ctx context.Context, keep func(record, error) bool) error {
+	info, err := r.stream.Info(ctx)
+	if err != nil || info.Config.MaxBytes <= 0 || int64(info.State.Bytes) < info.Config.MaxBytes/2 {
+		return err
+	}
+	r.alien = true
+	var drop []uint64
+	for is, err := range r.all(ctx, 0) {
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return err
+		}
+		if later := is.Format > format && is.Key != ""; !later && len(drop) < tidyMost && !keep(is, err) {
+			drop = append(drop, is.Seq)
+		}
+	}
+	for _, seq := range drop {
+		if err := r.stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // another core was first
+			return fmt.Errorf("tidy the cluster's stream %s: %w", r.name, err)
+		}
+	}
+	return nil
 }

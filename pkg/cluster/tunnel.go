@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +22,8 @@ import (
 // A tunnel is a stream of bytes between two hosts, as messages of NATS that no stream keeps. Both
 // ends speak TLS in it, so that the servers in between see only ciphertext.
 //
-// The host that opens it sends an opening to tunnel.HOST.open, and the other one answers. Each then
+// The host that opens it sends an opening to tunnel.HOST.open.FROM, and the other one answers. The servers
+// let a host use only its own name as FROM. Each then
 // receives at tunnel.HOST.c.ID. A message begins with a kind and a number of 8 bytes, big-endian:
 //
 //	d OFFSET DATA  bytes of the stream from OFFSET on
@@ -41,7 +43,8 @@ const (
 	window      = 256 << 10 // of data that the receiver has not read
 	aliveEvery  = 10 * time.Second
 	aliveFor    = 35 * time.Second // without any message, the other end is lost
-	maxTunnels  = 256              // that other hosts opened
+	maxTunnels  = 512              // that other hosts opened
+	maxOpened   = 72               // of these, by the same host; more than maxPeerConns
 	openTimeout = 15 * time.Second
 )
 
@@ -60,14 +63,50 @@ type Tunnels struct {
 	done     chan struct{}
 	once     sync.Once
 	sub      *nats.Subscription
-	open     chan struct{} // a slot for each tunnel that another host opened
+	open     slots // of tunnels that other hosts opened
 }
+
+// slots limits what other hosts use at the same time: all of them together, and each of them.
+type slots struct {
+	all, each int
+
+	mu   sync.Mutex
+	used int
+	by   map[string]int
+}
+
+// take reports whether a host may use another slot, until free.
+func (s *slots) take(host string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used >= s.all || s.by[host] >= s.each {
+		return false
+	}
+	if s.by == nil {
+		s.by = map[string]int{}
+	}
+	s.used++
+	s.by[host]++
+	return true
+}
+
+func (s *slots) free(host string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used--
+	if s.by[host]--; s.by[host] == 0 {
+		delete(s.by, host)
+	}
+}
+
+// lastToken returns the last part of a subject: the host that sent a message.
+func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
 // NewTunnels accepts tunnels from other hosts. Accept must be called, as for any net.Listener.
 func NewTunnels(nc *nats.Conn, host string) (*Tunnels, error) {
-	t := &Tunnels{nc: nc, host: host, accepted: make(chan *tunnel), done: make(chan struct{}), open: make(chan struct{}, maxTunnels)}
+	t := &Tunnels{nc: nc, host: host, accepted: make(chan *tunnel), done: make(chan struct{}), open: slots{all: maxTunnels, each: maxOpened}}
 	var err error
-	if t.sub, err = nc.Subscribe("tunnel."+host+".open", t.answer); err != nil {
+	if t.sub, err = nc.Subscribe("tunnel."+host+".open.*", t.answer); err != nil {
 		return nil, fmt.Errorf("accept tunnels: %w", err)
 	}
 	if err := nc.FlushTimeout(openTimeout); err != nil { // from now on, no opening is lost
@@ -79,23 +118,21 @@ func NewTunnels(nc *nats.Conn, host string) (*Tunnels, error) {
 // answer accepts a tunnel.
 func (t *Tunnels) answer(m *nats.Msg) {
 	var o opening
-	if json.Unmarshal(m.Data, &o) != nil || !ids.Valid(o.ID) || CheckName(o.From) != nil {
+	if json.Unmarshal(m.Data, &o) != nil || !ids.Valid(o.ID) || CheckName(o.From) != nil || o.From != lastToken(m.Subject) {
 		_ = answerInbox(m, []byte("the opening is invalid"))
 		return
 	}
-	select {
-	case t.open <- struct{}{}:
-	default:
+	if !t.open.take(o.From) {
 		_ = answerInbox(m, []byte("too many tunnels are open"))
 		return
 	}
 	c, err := t.start(o.ID, o.From)
 	if err != nil {
-		<-t.open
+		t.open.free(o.From)
 		_ = answerInbox(m, []byte("the tunnel cannot be opened"))
 		return
 	}
-	go func() { <-c.done; <-t.open }()
+	go func() { <-c.done; t.open.free(o.From) }()
 	if answerInbox(m, nil) != nil {
 		c.Close()
 		return
@@ -145,7 +182,7 @@ func (t *Tunnels) Dial(ctx context.Context, host string) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	m, err := t.nc.RequestWithContext(ctx, "tunnel."+host+".open", text)
+	m, err := t.nc.RequestWithContext(ctx, "tunnel."+host+".open."+t.host, text)
 	if err == nil && len(m.Data) > 0 {
 		err = errors.New(string(m.Data))
 	}

@@ -168,3 +168,10 @@ func TestTunnelRefuses(t *testing.T) {
 		c.Close()
 	}
 }
+
+// TestSlots checks that a host cannot use what other hosts may use.
+func TestSlots(t *testing.T) {
+	if n := cluster.TakeSlots(4, 2, "a", "a", "a", "a", "b", "c", "d"); n != 4 {
+		t.Errorf("slots = %d, want 4: two of one host, and two of others", n)
+	}
+}

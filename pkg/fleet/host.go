@@ -38,7 +38,6 @@ type Host struct {
 	Clock func() time.Duration
 
 	lease *cluster.Lease
-	tidy  string // incarnation of which no claims of an earlier one are left
 }
 
 // These are the pauses between two rounds of the loops.
@@ -106,12 +105,6 @@ func (h *Host) renew(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if h.tidy != is.Incarnation { // not after each failure: it reads the latest entry of all tasks
-			if _, err := h.Tasks.Lost(ctx, is.Name, is.Incarnation); err != nil {
-				return err
-			}
-			h.tidy = is.Incarnation
-		}
 		if h.Core {
 			if err := s.look(ctx, is.Name); err != nil {
 				h.Log.WarnContext(ctx, "failed to look at the other hosts", "error", err)
@@ -119,6 +112,12 @@ func (h *Host) renew(ctx context.Context) error {
 			if err := s.count(ctx); err != nil {
 				h.Log.WarnContext(ctx, "failed to compare the waiting tasks with their offers", "error", err)
 			}
+		}
+		if s.swept == 0 || s.now()-s.swept >= sweepEvery {
+			if err := h.sweep(ctx, is, s.done); err != nil {
+				h.Log.WarnContext(ctx, "failed to release what nothing works on", "error", err)
+			}
+			s.swept = s.now()
 		}
 		pause(ctx, cluster.HeartbeatEvery)
 	}
@@ -169,12 +168,62 @@ func (h *Host) take(ctx context.Context) error {
 	if is, err = h.Describe(ctx); err != nil || is.FreeSlots < 1 || is.Drained || !h.lease.Valid() { // since the call of Take
 		return errors.Join(err, o.Return())
 	}
-	took, err := h.Tasks.Take(ctx, o)
+	took, err := h.claim(ctx, o)
 	if err != nil || !took {
 		return err
 	}
 	h.Log.InfoContext(ctx, "took a task", "task", o.Task)
 	return h.Wake(ctx)
+}
+
+// claim claims an offered task, if that is possible before the lease ends.
+func (h *Host) claim(ctx context.Context, o cluster.Offer) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.lease.Left())
+	defer cancel()
+	return h.Tasks.Take(ctx, o)
+}
+
+// sweepEvery is the time between two searches for claims that no host works on.
+const sweepEvery = time.Minute
+
+// sweep releases tasks whose claims no host works on: a claim may arrive in the log after its host was
+// revoked, and after its other claims were released. These are claims of earlier incarnations of this host,
+// and all claims of the hosts that were lost, which are given with their latest heartbeats.
+func (h *Host) sweep(ctx context.Context, own cluster.Host, lost map[string]uint64) error {
+	all, err := h.Tasks.Store.TasksElsewhere(ctx, append(task.Unended(), string(task.FailedPreserved)))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for host, ids := range all {
+		if seq, is := lost[host]; is || host == own.Name {
+			for _, id := range ids {
+				errs = append(errs, h.releaseOrphan(ctx, id, host, own, seq))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// releaseOrphan releases a task of this host's earlier incarnations, or of a host that was lost with that
+// heartbeat.
+func (h *Host) releaseOrphan(ctx context.Context, id, host string, own cluster.Host, heartbeat uint64) error {
+	s, err := h.Tasks.Get(ctx, id)
+	if err != nil || s.Host != host {
+		return err
+	}
+	if host == own.Name {
+		if s.Incarnation == own.Incarnation {
+			return nil
+		}
+	} else if _, now, err := h.Hosts.Get(ctx, host); err != nil || now != heartbeat { // it is back, and may have claimed the task since
+		return err
+	}
+	if err := h.Tasks.release(ctx, id, host, s.Incarnation); err != nil {
+		return err
+	}
+	h.Log.WarnContext(ctx, "released a task that was claimed too late", "task", id, "host", host)
+	return nil
 }
 
 // ship sends what is new of all tasks of this host, and what its users want of others'.
@@ -226,7 +275,13 @@ func (h *Host) wishes(ctx context.Context) error {
 	var errs []error
 	for _, w := range all {
 		_, err := h.Tasks.Request(ctx, w.Task, task.DesiredPhase(w.Desired))
-		if err == nil || fail.CodeOf(err) == fail.NotFound {
+		if fail.CodeOf(err) == fail.NotFound {
+			var c store.Claim
+			if c, _, err = h.Tasks.Store.Claim(ctx, w.Task); err == nil && c.Submitted && !c.Settled && c.Revision == 0 {
+				continue // the log does not have the task yet
+			}
+		}
+		if err == nil {
 			err = h.Tasks.Store.Fulfil(ctx, w)
 		}
 		errs = append(errs, err)
@@ -240,6 +295,7 @@ type supervisor struct {
 	silence cluster.Silence
 	done    map[string]uint64 // by host: the heartbeat after which its claims were ended
 
+	swept   time.Duration // when claims that no host works on were searched
 	counted time.Duration // when the waiting tasks were compared with their offers
 	short   bool          // there were too few
 }
@@ -254,10 +310,11 @@ func (s *supervisor) count(ctx context.Context) error {
 		return nil
 	}
 	s.counted = s.now()
-	short, err := s.Tasks.short(ctx)
+	missing, err := s.Tasks.missing(ctx)
 	if err != nil {
 		return err
 	}
+	short := len(missing) > 0
 	if short && s.short {
 		n, err := s.Tasks.Reoffer(ctx)
 		if n > 0 {
@@ -294,7 +351,7 @@ func (s *supervisor) look(ctx context.Context, own string) error {
 			s.Log.WarnContext(ctx, "revoked a host that sent no heartbeat", "host", is.Name, "after", cluster.RevokeAfter)
 			continue // the next look releases its tasks
 		}
-		released, err := s.Tasks.Lost(ctx, is.Name, "")
+		released, err := s.Tasks.Lost(ctx, is.Name)
 		for _, id := range released {
 			s.Log.WarnContext(ctx, "released a task of a lost host", "task", id, "host", is.Name)
 		}

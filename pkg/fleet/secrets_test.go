@@ -205,7 +205,8 @@ func TestSecretsReachTheHostOfATask(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("a host without the task", fail.Policy, "host three does not have task", ask(three, "one", three.request(t, id, fence)))
-	impostor := &cluster.Exchange{Conn: three.Exchange.Conn, Host: "two", Keys: three.keys, Authority: c.Authority.Certificate(), Members: three.Exchange.Members}
+	// Only a core can send in the name of another host.
+	impostor := &cluster.Exchange{Conn: c.Login(c.Options["a"].Keys), Host: "two", Keys: three.keys, Authority: c.Authority.Certificate(), Members: three.Exchange.Members}
 	_, err = impostor.Ask(t.Context(), "one", two.request(t, id, fence))
 	refused("a host that says it is another one", fail.Policy, "not signed by host two", err)
 	refused("a host from one that did not submit the task", fail.Policy, "was not submitted on host three", ask(two, "three", two.request(t, id, fence)))
@@ -229,7 +230,7 @@ func TestSecretsReachTheHostOfATask(t *testing.T) {
 	t.Setenv(variable, value)
 
 	// The claim ends; another one begins.
-	if _, err := one.Lost(t.Context(), "two", ""); err != nil {
+	if _, err := one.Lost(t.Context(), "two"); err != nil {
 		t.Fatal(err)
 	}
 	refused("a claim that has ended", fail.Policy, "does not have task", ask(two, "one", two.request(t, id, fence)))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
@@ -82,7 +83,8 @@ type Tasks struct {
 	// Outputs returns the files of a task of this host that has ended.
 	Outputs func(ctx context.Context, task string) ([]task.Output, error)
 
-	large large
+	large      large
+	incomplete incomplete
 }
 
 // large is the large manifest that was read last: each entry of its task names it.
@@ -119,18 +121,25 @@ func (f *Tasks) latest(ctx context.Context, last cluster.Entry) (c change, err e
 		if e.Seq > last.Seq {
 			break
 		}
-		if good, derr := f.decode(ctx, e); derr == nil {
+		switch good, derr := f.decode(ctx, e); {
+		case derr == nil:
 			c, err = good, nil
+		case !errors.Is(derr, cluster.ErrDamaged):
+			return c, derr
 		}
 	}
 	c.Seq = last.Seq
 	return c, err
 }
 
-// decode reads the change in an entry. The error is ErrDamaged, wrapped, if it never can be read.
+// decode reads the change in an entry. The error is ErrDamaged, wrapped, if it never can be read, and
+// errIncomplete alone if that is not certain yet.
 func (f *Tasks) decode(ctx context.Context, e cluster.Entry) (c change, err error) {
 	if err = e.Err; err == nil {
 		c, err = f.parse(ctx, e.Task, e.Data)
+	}
+	if errors.Is(err, errIncomplete) && f.incomplete.overdue(e.Seq, time.Now()) {
+		err = fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
 	}
 	if err == nil && c.Row.ID != e.Task {
 		err = fmt.Errorf("it is about task %q: %w", c.Row.ID, cluster.ErrDamaged)
@@ -170,41 +179,45 @@ func (f *Tasks) parse(ctx context.Context, task string, text []byte) (c change, 
 	if c.Manifest == nil {
 		return c, nil
 	}
-	f.large.mu.Lock()
-	defer f.large.mu.Unlock()
-	if !slices.Equal(c.Manifest, f.large.parts) {
-		text, err := f.read(ctx, task, c.Manifest)
-		if err != nil {
-			return c, err
-		}
-		f.large.parts, f.large.text = c.Manifest, text
+	if c.Row.Manifest, err = f.readManifest(ctx, task, c.Manifest); err != nil {
+		return c, err
 	}
-	c.Row.Manifest, c.Manifest = slices.Clone(f.large.text), nil
+	c.Manifest = nil
 	return c, nil
 }
 
-// These limit what a large entry may have, in bytes, and for how long it is looked for: a core that is
-// behind the others may not have it yet.
-const (
-	maxLarge  = 64 << 20
-	largeWait = 5 * time.Second
-)
-
-// read reads a large entry.
-func (f *Tasks) read(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
-	for began := time.Now(); ; pause(ctx, retry) {
-		r, err := f.Entries.Open(ctx, task, parts)
-		if err != nil || r.Size() > maxLarge {
-			return nil, errors.Join(fmt.Errorf("a large entry: %w", cluster.ErrDamaged), err)
-		}
-		text, err := io.ReadAll(r)
-		if err == nil || fail.CodeOf(err) != fail.NotFound {
-			return text, err
-		}
-		if time.Since(began) > largeWait {
-			return nil, fmt.Errorf("%w: %w", cluster.ErrDamaged, err)
-		}
+// readManifest reads a large manifest, unless it is the one that was read last.
+func (f *Tasks) readManifest(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
+	f.large.mu.Lock()
+	was, text := f.large.parts, f.large.text
+	f.large.mu.Unlock()
+	if slices.Equal(parts, was) {
+		return slices.Clone(text), nil
 	}
+	text, err := f.read(ctx, task, parts)
+	if err != nil {
+		return nil, err
+	}
+	f.large.mu.Lock()
+	defer f.large.mu.Unlock()
+	f.large.parts, f.large.text = parts, text
+	return slices.Clone(text), nil
+}
+
+// maxLarge limits a large entry, in bytes. A manifest has at most 1 MiB, and several times that as JSON.
+const maxLarge = 8 << 20
+
+// read reads a large entry. The error is errIncomplete, wrapped, if parts of it are not found.
+func (f *Tasks) read(ctx context.Context, task string, parts []cluster.Part) ([]byte, error) {
+	r, err := f.Entries.Open(ctx, task, parts)
+	if err != nil || r.Size() > maxLarge {
+		return nil, errors.Join(fmt.Errorf("a large entry: %w", cluster.ErrDamaged), err)
+	}
+	text, err := io.ReadAll(r)
+	if fail.CodeOf(err) == fail.NotFound {
+		err = fmt.Errorf("%w: %w", errIncomplete, err)
+	}
+	return text, err
 }
 
 // append writes a change after the entry that c continues.
@@ -305,32 +318,41 @@ func (f *Tasks) waiting(ctx context.Context) iter.Seq2[store.Task, error] {
 	}
 }
 
+// missing returns how many offers each line of the queue lacks, by its subject: more tasks wait there than it
+// has offers, as far as this host knows.
+func (f *Tasks) missing(ctx context.Context) (map[string]int, error) {
+	missing := map[string]int{}
+	for row, err := range f.waiting(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		l, err := line(row)
+		if err != nil {
+			return nil, err
+		}
+		missing[l.Subject()]++
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	offers, err := f.Queue.Offers(ctx)
+	maps.DeleteFunc(missing, func(subject string, waiting int) bool {
+		missing[subject] = waiting - int(offers[subject])
+		return missing[subject] <= 0
+	})
+	return missing, err
+}
+
 // Reoffer offers tasks again if more of them wait than the queue has offers, and returns how many.
 // A host may end between its look at an offer and what it does with it, and a core may lose
 // what its disk had not stored. The oldest tasks are offered, as those offers should have been taken
 // first; an offer too many does no harm.
 func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
-	offers, err := f.Queue.Offers(ctx)
-	if err != nil {
+	missing, err := f.missing(ctx)
+	if err != nil || len(missing) == 0 {
 		return 0, err
 	}
-	missing := map[string]int{}
-	for row, err := range f.waiting(ctx) {
-		if err != nil {
-			return 0, err
-		}
-		l, err := line(row)
-		if err != nil {
-			return 0, err
-		}
-		if _, seen := missing[l.Subject()]; !seen {
-			if err := f.Queue.Open(ctx, l); err != nil {
-				return 0, err
-			}
-			missing[l.Subject()] = -int(offers[l.Subject()])
-		}
-		missing[l.Subject()]++
-	}
+	opened := map[string]bool{}
 	for row, err := range f.waiting(ctx) {
 		if err != nil {
 			return n, err
@@ -342,6 +364,12 @@ func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
 		if missing[l.Subject()] <= 0 {
 			continue
 		}
+		if !opened[l.Subject()] { // the server may have forgotten it since this host opened it
+			if err := f.Queue.Open(ctx, l); err != nil {
+				return n, err
+			}
+			opened[l.Subject()] = true
+		}
 		if err := f.Queue.Offer(ctx, row.ID, 0, l); err != nil {
 			return n, err
 		}
@@ -349,19 +377,6 @@ func (f *Tasks) Reoffer(ctx context.Context) (n int, err error) {
 		n++
 	}
 	return n, nil
-}
-
-// short reports whether more tasks wait than the queue has offers, as far as this host knows.
-func (f *Tasks) short(ctx context.Context) (bool, error) {
-	waiting, err := f.Store.WaitingTasks(ctx, string(task.Pending))
-	if err != nil || waiting == 0 {
-		return false, err
-	}
-	offers, err := f.Queue.Offers(ctx)
-	for _, n := range offers {
-		waiting -= int(n)
-	}
-	return waiting > 0, err
 }
 
 // submit sends a task that this host has accepted to the cluster, so that any host which meets its
@@ -394,9 +409,16 @@ func (c change) replica() store.Replica {
 
 // Take claims an offered task. It returns false if another host has it, or none is to run it.
 func (f *Tasks) Take(ctx context.Context, o cluster.Offer) (bool, error) {
+	if !ids.Valid(o.Task) { // a host put it there by other means
+		return false, o.Done(ctx)
+	}
 	s, err := f.Get(ctx, o.Task)
 	if fail.CodeOf(err) == fail.NotFound || err == nil && s.Seq <= o.After {
 		return false, o.Early(ctx)
+	}
+	if errors.Is(err, errIncomplete) || errors.Is(err, cluster.ErrDamaged) { // perhaps another host can read it
+		f.Log.WarnContext(ctx, "returned an offer of a task that cannot be read", "task", o.Task, "error", err)
+		return false, o.Later()
 	}
 	if err != nil {
 		return false, err
@@ -451,6 +473,10 @@ func (f *Tasks) catchUp(ctx context.Context, id string) error {
 
 // Follow stores what the log has of all tasks, and waits for more until ctx ends.
 func (f *Tasks) Follow(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var storing sync.WaitGroup
+	storing.Go(func() { f.storeHeld(ctx) })
+	defer func() { stop(); storing.Wait() }()
 	position, err := f.Store.Position(ctx)
 	if err != nil {
 		return err
@@ -466,21 +492,34 @@ func (f *Tasks) Follow(ctx context.Context) error {
 	return nil
 }
 
-// apply stores entries of the log, up to a position.
+// apply stores entries of the log, up to a position. Those that are incomplete are stored later.
 func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uint64) error {
+	return f.store(ctx, entries, position, false)
+}
+
+// store stores entries of the log, up to a position. If they were held back before, the error is
+// errIncomplete, wrapped, if one still is incomplete.
+func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uint64, again bool) error {
 	incarnation, err := f.Store.Incarnation(ctx)
 	if err != nil {
 		return err
 	}
 	var all []store.Replica
 	for _, e := range entries {
-		c, err := f.decode(ctx, e)
-		if err != nil && !errors.Is(err, cluster.ErrDamaged) {
-			return err
+		if !again && f.incomplete.holds(e) {
+			continue
 		}
-		if err != nil { // the next entry of the task has all that matters but the events
+		c, err := f.decode(ctx, e)
+		switch {
+		case errors.Is(err, cluster.ErrDamaged): // the next entry of the task has all that matters but the events
 			f.Log.ErrorContext(ctx, "ignored an entry of the cluster's log", "error", err)
 			continue
+		case errors.Is(err, errIncomplete) && !again:
+			f.Log.WarnContext(ctx, "an entry of the cluster's log is incomplete; it is read again", "error", err)
+			f.incomplete.hold(e)
+			continue
+		case err != nil:
+			return err
 		}
 		own, _, err := f.Store.Claim(ctx, e.Task)
 		if err != nil {
@@ -509,7 +548,7 @@ func (f *Tasks) apply(ctx context.Context, entries []cluster.Entry, position uin
 		}
 		all = append(all, is)
 	}
-	return f.Store.Replicate(ctx, all, position)
+	return f.Store.Replicate(ctx, all, f.incomplete.before(position))
 }
 
 // chunk limits the events of one entry, in bytes.
@@ -631,21 +670,20 @@ func (f *Tasks) Request(ctx context.Context, id string, desired task.DesiredPhas
 // ended reports whether nothing of a task is left on its host but files.
 func ended(p task.Phase) bool { return p.Over() && p != task.FailedPreserved }
 
-// Lost ends the claims of a host except for those of one incarnation: none if keep is "". It returns
-// the tasks that were released, and may be repeated.
-func (f *Tasks) Lost(ctx context.Context, host, keep string) (released []string, err error) {
+// Lost ends the claims of a host. It returns the tasks that were released, and may be repeated.
+func (f *Tasks) Lost(ctx context.Context, host string) (released []string, err error) {
 	for e, err := range f.Tasks.Latest(ctx) {
 		if err != nil {
 			return released, err
 		}
 		c, err := f.latest(ctx, e)
-		if errors.Is(err, cluster.ErrDamaged) { // it never had one that can be read
+		if errors.Is(err, cluster.ErrDamaged) || errors.Is(err, errIncomplete) { // one must not hold up the others
 			continue
 		}
 		if err != nil {
 			return released, err
 		}
-		if c.Host != host || c.Incarnation == keep || ended(task.Phase(c.Row.Phase)) {
+		if c.Host != host || ended(task.Phase(c.Row.Phase)) {
 			continue
 		}
 		if err := f.release(ctx, c.Row.ID, host, c.Incarnation); err != nil {

@@ -117,10 +117,23 @@ func (h *host) lease() string {
 // submit accepts a task on a host, and sends it to the cluster.
 func submit(t *testing.T, h *host, id string, rerun task.Rerun) {
 	t.Helper()
-	submitText(t, h, id, fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun))
+	submitText(t, h, id, manifestOf(rerun))
+}
+
+func manifestOf(rerun task.Rerun) []byte {
+	return fmt.Appendf(nil, "version: '1'\nkind: Task\nrepository: {url: owner/repo}\nagent: {kind: command, command: ['true']}\nlifecycle: {rerun: %s}\n", rerun)
 }
 
 func submitText(t *testing.T, h *host, id string, manifestText []byte) {
+	t.Helper()
+	accept(t, h, id, manifestText)
+	if _, err := h.Ship(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accept accepts a task on a host, and does not send it to the cluster.
+func accept(t *testing.T, h *host, id string, manifestText []byte) {
 	t.Helper()
 	m, _, err := manifest.Parse("test", manifestText, "/")
 	if err != nil {
@@ -132,9 +145,6 @@ func submitText(t *testing.T, h *host, id string, manifestText []byte) {
 	}
 	ev := store.NewEvent(task.EventPhase, task.PhaseChange{To: task.Pending, Desired: task.Run})
 	if _, err := h.Store.CreateTask(t.Context(), store.Task{ID: id, Name: "task", Phase: string(task.Pending), Desired: string(task.Run), Manifest: text, Host: store.Waiting}, manifestText, ev); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Ship(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -278,7 +288,7 @@ func TestHostsAreLost(t *testing.T) {
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
 	hosts := []*host{newHost(t, c, "one", st), newHost(t, c, "two", st), newHost(t, c, "three", st)}
 	core := newHost(t, c, "core", st)
-	tasks := 45
+	tasks := 21
 	if testing.Short() {
 		tasks = 15
 	}
@@ -318,11 +328,14 @@ func TestHostsAreLost(t *testing.T) {
 				}
 				kill()
 				living.Wait()
-				if rand.IntN(3) == 0 { // it does not come back in time
-					mu.Lock()
+				mu.Lock()
+				late := revoked == 0 || rand.IntN(3) == 0 // it does not come back in time
+				if late {
 					revoked++
-					mu.Unlock()
-					if _, err := core.Lost(t.Context(), h.Name, ""); err != nil {
+				}
+				mu.Unlock()
+				if late {
+					if _, err := core.Lost(t.Context(), h.Name); err != nil {
 						t.Errorf("Lost(%s) = %v, want nil", h.Name, err)
 					}
 					if _, err := h.Store.Reincarnate(t.Context()); err != nil {
@@ -484,7 +497,7 @@ func TestDamagedEntries(t *testing.T) {
 		return err == nil && s.Row.Phase == string(task.Completed)
 	})
 	sameEverywhere(t, []*host{one, two}, []string{id})
-	if released, err := one.Lost(t.Context(), "two", ""); err != nil || len(released) != 0 {
+	if released, err := one.Lost(t.Context(), "two"); err != nil || len(released) != 0 {
 		t.Errorf("Lost with damaged entries = %q, %v, want nothing released", released, err)
 	}
 }
@@ -531,7 +544,7 @@ func TestLostAnswer(t *testing.T) {
 	if _, err := one.Tasks.Tasks.Append(t.Context(), id, cluster.Entry{Kind: cluster.Reported, Fence: claim.Fence, Data: data}, claim.Revision); err != nil {
 		t.Fatal(err)
 	}
-	if released, err := core.Lost(t.Context(), "one", ""); err != nil || len(released) != 1 {
+	if released, err := core.Lost(t.Context(), "one"); err != nil || len(released) != 1 {
 		t.Fatalf("Lost = %q, %v, want the task", released, err)
 	}
 	sameEverywhere(t, []*host{core, one}, []string{id})

@@ -294,6 +294,24 @@ func (s *Store) Claim(ctx context.Context, task string) (c Claim, is bool, err e
 	return c, is, err
 }
 
+// TasksElsewhere returns the tasks in some phases that other hosts of the cluster have, by host, as far as
+// this host knows. Those of this host's earlier incarnations are among them.
+func (s *Store) TasksElsewhere(ctx context.Context, phases []string) (by map[string][]string, err error) {
+	type row struct{ id, host string }
+	err = s.db.retryBusy(ctx, func() error {
+		rows, err := collect(ctx, s.db.sql, func(r scanner) (is row, err error) {
+			err = r.Scan(&is.id, &is.host)
+			return is, err
+		}, `SELECT id, host FROM tasks INDEXED BY tasks_by_phase WHERE phase IN (SELECT value FROM json_each(?)) AND host NOT IN ('', ?)`, list(phases), Waiting)
+		by = map[string][]string{}
+		for _, r := range rows {
+			by[r.host] = append(by[r.host], r.id)
+		}
+		return err
+	})
+	return by, err
+}
+
 // Unsettled returns the tasks for which this host has something to write to the cluster's log: those
 // that it has claimed and that have not ended, and those that it has accepted and not sent yet.
 func (s *Store) Unsettled(ctx context.Context) (all []Claim, err error) {

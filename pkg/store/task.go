@@ -301,14 +301,6 @@ func (s *Store) TaskCounts(ctx context.Context) (counts map[string]int, err erro
 	return counts, err
 }
 
-// WaitingTasks returns how many tasks no host of the cluster has, in the phase in which they wait.
-func (s *Store) WaitingTasks(ctx context.Context, phase string) (n int, err error) {
-	err = s.db.retryBusy(ctx, func() error {
-		return s.db.sql.QueryRowContext(ctx, `SELECT count(*) FROM tasks INDEXED BY tasks_by_phase WHERE phase = ? AND host = ?`, phase, Waiting).Scan(&n)
-	})
-	return n, err
-}
-
 // Queue says which tasks wait, and which tasks hold the slots that these wait for.
 type Queue struct {
 	Waiting string   // the phase
