@@ -216,8 +216,9 @@ func (h *host) run(ctx context.Context) {
 		}
 	})
 	all.Go(func() { // a claim may arrive in the log after the host was revoked
+		host := fleet.Host{Tasks: h.Tasks, Log: h.Log}
 		for ctx.Err() == nil {
-			_, _ = h.Lost(ctx, h.Name, incarnation) // it is tried again
+			_ = host.Sweep(ctx, cluster.Host{Name: h.Name, Incarnation: incarnation}, nil) // it is tried again
 			time.Sleep(100 * time.Millisecond)
 		}
 	})
