@@ -148,7 +148,7 @@ func (e *Engine) findQuestion(ctx context.Context, what string, answer bool) (Qu
 			return Question{}, err
 		}
 		if len(found) == 0 {
-			return Question{}, fail.New(fail.NotFound, "session %s asks nothing", s.Name).WithHint("agent-sessionizer answer")
+			return Question{}, fail.New(fail.Conflict, "session %s asks nothing", s.Name).WithHint("agent-sessionizer answer")
 		}
 		if answer && len(found) == 1 && found[0].OfGateway() {
 			return Question{}, fail.New(fail.Conflict, "the question of session %s is about its %s; answer it by its id", s.Name, found[0].Kind).

@@ -175,30 +175,57 @@ type HostSession struct {
 // Sessions returns the sessions of h, and those of the other hosts if it is this host, and belongs to a
 // cluster. It reports hosts that do not answer.
 func (a *App) Sessions(ctx context.Context, h ops.Host) (sessions []HostSession, clustered bool, err error) {
-	list := func(ctx context.Context, h ops.Host) (ops.SessionList, error) {
+	answers, clustered, err := everywhere(ctx, a, h, "sessions", func(ctx context.Context, h ops.Host) (ops.SessionList, error) {
 		return ops.ListSessions.On(ctx, h, struct{}{})
+	})
+	sessions = []HostSession{}
+	for _, one := range answers {
+		for _, s := range one.value.Sessions {
+			sessions = append(sessions, HostSession{s, one.name, one.host})
+		}
 	}
-	own, err := list(ctx, h)
+	return sessions, clustered, err
+}
+
+// HostQuestion is a question and the host of its session in the cluster.
+type HostQuestion struct {
+	ops.Question
+	Host string `json:"host,omitempty"` // "" if this host belongs to no cluster
+}
+
+// Questions returns the questions of the sessions that Sessions returns; with all, also those that have
+// ended.
+func (a *App) Questions(ctx context.Context, h ops.Host, all bool) (questions []HostQuestion, clustered bool, err error) {
+	answers, clustered, err := everywhere(ctx, a, h, "questions", func(ctx context.Context, h ops.Host) (ops.QuestionList, error) {
+		return ops.ListQuestions.On(ctx, h, ops.QuestionQuery{All: all})
+	})
+	questions = []HostQuestion{}
+	for _, one := range answers {
+		for _, q := range one.value.Questions {
+			questions = append(questions, HostQuestion{q, one.name})
+		}
+	}
+	return questions, clustered, err
+}
+
+// everywhere asks h for what is named, and also the other hosts of the cluster if h is this host, and belongs
+// to one. It returns the answers, that of h first, and reports the hosts that gave none.
+func everywhere[T any](ctx context.Context, a *App, h ops.Host, named string, ask func(context.Context, ops.Host) (T, error)) (answers []answer[T], clustered bool, err error) {
+	own, err := ask(ctx, h)
 	if err != nil {
 		return nil, false, err
 	}
 	all, clustered, err := a.hosts(ctx, h)
-	if err != nil { // this host's sessions do not need it
-		a.Con.Say("the sessions of other hosts are not shown: %s", termtext.Line(err.Error()))
+	if err != nil { // what this host has does not need it
+		a.Con.Say("the %s of other hosts are not shown: %s", named, termtext.Line(err.Error()))
 	}
-	sessions = []HostSession{}
-	add := func(name string, at ops.Host, of ops.SessionList) {
-		for _, s := range of.Sessions {
-			sessions = append(sessions, HostSession{s, name, at})
-		}
-	}
-	add(all.own, h, own)
-	for _, one := range askAll(ctx, a, all, list) {
+	answers = []answer[T]{{name: all.own, host: h, value: own}}
+	for _, one := range askAll(ctx, a, all, ask) {
 		if one.err == nil {
-			add(one.name, one.host, one.value)
+			answers = append(answers, one)
 		}
 	}
-	return sessions, clustered, nil
+	return answers, clustered, nil
 }
 
 // OnHost returns the host on which what is, if it has the form HOST:NAME, and the name. For any other
@@ -235,43 +262,58 @@ func (a *App) IsHost(ctx context.Context, name string) bool {
 // understands HOST:NAME for a session of another host of the cluster, and looks for a name that is
 // unknown here on all of them.
 func (a *App) Find(ctx context.Context, h ops.Host, what string, exact bool) (ops.Host, session.View, error) {
-	h, name, err := a.OnHost(ctx, h, what)
-	if err != nil {
-		return nil, session.View{}, err
-	}
-	s, err := findSession(ctx, h, ops.FindRequest{Name: name, Gone: exact})
-	if fail.CodeOf(err) != fail.NotFound || name != what {
-		return h, s, err
-	}
-	if on, found, ok, aerr := a.findElsewhere(ctx, h, what, exact); ok || aerr != nil {
-		return on, found, aerr
-	}
-	return h, s, err
+	r := ops.FindRequest{Gone: exact}
+	return find(ctx, a, h, what, "list", func(ctx context.Context, h ops.Host, name string) (session.View, error) {
+		r := r
+		r.Name = name
+		return findSession(ctx, h, r)
+	}, func(s session.View) string {
+		if s.State == session.Gone {
+			return ""
+		}
+		return s.Name
+	})
 }
 
-// findElsewhere looks for a session on the other hosts of the cluster. It must be on one only.
-func (a *App) findElsewhere(ctx context.Context, h ops.Host, what string, exact bool) (on ops.Host, s session.View, ok bool, err error) {
-	all, ok, err := a.hosts(ctx, h)
-	if err != nil || !ok {
-		return nil, s, false, nil //nolint:nilerr // what is missing here is the session
+// FindQuestion finds a question as the operation of that name does, on all hosts on which Find finds sessions.
+func (a *App) FindQuestion(ctx context.Context, h ops.Host, what string, answer bool) (ops.Host, ops.Question, error) {
+	return find(ctx, a, h, what, "answer", func(ctx context.Context, h ops.Host, name string) (ops.Question, error) {
+		return ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: name, Answer: answer})
+	}, func(q ops.Question) string { return q.ID })
+}
+
+// find asks h for what, or the host that what names. If h does not know it, find asks the other hosts, of which
+// only one may know it. nameOf returns "" for what does not count there. The command list shows all.
+func find[T any](ctx context.Context, a *App, h ops.Host, what, list string, ask func(context.Context, ops.Host, string) (T, error), nameOf func(T) string) (on ops.Host, found T, err error) {
+	var none T
+	h, name, err := a.OnHost(ctx, h, what)
+	if err != nil {
+		return nil, none, err
 	}
+	found, err = ask(ctx, h, name)
+	if fail.CodeOf(err) != fail.NotFound || name != what {
+		return h, found, err
+	}
+	all, _, herr := a.hosts(ctx, h)
+	if herr != nil { // what is missing is what the user named
+		return h, found, err
+	}
+	on = h
 	var names []string
-	for _, one := range askAll(ctx, a, all, func(ctx context.Context, h ops.Host) (session.View, error) {
-		return ops.FindSession.On(ctx, h, ops.FindRequest{Name: what, Gone: exact})
-	}) {
+	for _, one := range askAll(ctx, a, all, func(ctx context.Context, h ops.Host) (T, error) { return ask(ctx, h, what) }) {
 		switch {
-		case fail.CodeOf(one.err) == fail.NotFound, one.err == nil && one.value.State == session.Gone:
+		case fail.CodeOf(one.err) == fail.NotFound, one.err == nil && nameOf(one.value) == "":
 		case one.err != nil: // there are several on that host
-			return nil, s, false, fail.New(fail.CodeOf(one.err), "host %s: %w", one.name, one.err).WithHint("agent-sessionizer list")
+			return nil, none, fail.New(fail.CodeOf(one.err), "host %s: %w", one.name, one.err).WithHint("agent-sessionizer %s", list)
 		default:
-			on, s = one.host, one.value
-			names = append(names, one.name+":"+one.value.Name)
+			on, found, err = one.host, one.value, nil
+			names = append(names, one.name+":"+nameOf(one.value))
 		}
 	}
 	if len(names) > 1 {
-		return nil, session.View{}, false, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer list")
+		return nil, none, fail.New(fail.Usage, "%q could be any of %s", what, strings.Join(names, ", ")).WithHint("agent-sessionizer %s", list)
 	}
-	return on, s, len(names) == 1, nil
+	return on, found, err
 }
 
 // TaskHost returns the host that has the files of a task which h knows: another host of the cluster while

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,9 @@ scripts with a text or the number of a choice. If a question has several parts, 
 argument for each. Questions about the network and budgets need their id: answer those
 about a connection with allow or deny, those about a budget with the new total or deny.
 
+A host that belongs to a cluster also lists the questions of the other hosts, while its
+serve runs, and finds them by id or by HOST:SESSION.
+
 The first answer counts, wherever it comes from: this command, the picker, the dashboard,
 the API, or the agent's own terminal.`,
 		Example: `  agent-sessionizer answer                          list the questions
@@ -54,7 +58,7 @@ func runAnswer(ctx context.Context, a *app.App, o answerOptions, args []string) 
 	if len(args) == 0 {
 		return listQuestions(ctx, a, h, o)
 	}
-	q, err := ops.FindQuestion.On(ctx, h, ops.FindQuestionRequest{What: args[0], Answer: len(args) > 1})
+	h, q, err := a.FindQuestion(ctx, h, args[0], len(args) > 1)
 	if err != nil {
 		return err
 	}
@@ -131,14 +135,14 @@ func textOf(q ops.Question) string {
 }
 
 func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions) error {
-	list, err := ops.ListQuestions.On(ctx, h, ops.QuestionQuery{All: o.all})
+	list, clustered, err := a.Questions(ctx, h, o.all)
 	if err != nil {
 		return err
 	}
 	if o.json {
-		return a.Con.JSON(list.Questions)
+		return a.Con.JSON(list)
 	}
-	if len(list.Questions) == 0 {
+	if len(list) == 0 {
 		a.Con.Say("%s", "no agent waits for an answer")
 		return nil
 	}
@@ -146,8 +150,8 @@ func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions)
 	if o.all {
 		header = append(header[:5:5], "STATE", "ANSWER", "TEXT")
 	}
-	for _, q := range list.Questions {
-		text, _, more := strings.Cut(textOf(q), "\n")
+	for _, q := range list {
+		text, _, more := strings.Cut(textOf(q.Question), "\n")
 		if more {
 			text += " …"
 		}
@@ -156,7 +160,13 @@ func listQuestions(ctx context.Context, a *app.App, h ops.Host, o answerOptions)
 			answer, _, _ := strings.Cut(q.Answer, "\n")
 			row = append(row, string(q.State), answer)
 		}
+		if clustered {
+			row = slices.Insert(row, 1, q.Host)
+		}
 		rows = append(rows, append(row, text))
+	}
+	if clustered {
+		header = slices.Insert(header, 1, "HOST")
 	}
 	a.Con.Table(header, rows)
 	return nil
