@@ -187,18 +187,9 @@ func suggestCommand(root *cobra.Command, args []string, flags ...string) string 
 	return strings.Join(hints, ", or: ")
 }
 
-// anyHost lists the commands that work on every host. The others work only on this one, and
-// refuse another, so that it is never changed instead of it.
-var anyHost = []string{
-	"", "open", "list", "status", "next", "last", "answer", "usage", "budget", "mcp", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "diff", "fetch",
-	"net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
-}
-
 // checkHost refuses a command that works only on this host if another is chosen.
 func checkHost(a *app.App, cmd *cobra.Command) error {
-	_, name, _ := strings.Cut(cmd.CommandPath(), " ")
-	if slices.ContainsFunc(anyHost, func(any string) bool { return name == any || any != "" && strings.HasPrefix(name, any+" ") }) {
-		a.AnyHost = true
+	if a.AnyHost = app.OnAnyHost(cmd); a.AnyHost {
 		return nil
 	}
 	if cmd.Hidden { // processes of this host

@@ -88,7 +88,7 @@ func (p *Picker) put(t *testing.T, r row) {
 	}
 	_, err = p.Manager.Store.Update(t.Context(), r.id, func(row *store.Session) (store.Event, error) {
 		row.Phase, row.Desired, row.Status = string(r.phase), string(r.desired), marshal(r.status)
-		row.SetError("", r.err, r.hint)
+		row.SetError("host", r.err, r.hint)
 		return store.Event{Kind: "phase", Data: []byte("{}")}, nil
 	})
 	if err != nil {

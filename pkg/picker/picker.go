@@ -3,8 +3,8 @@
 // this process, keeps the rows up to date with the store while the list is open, and
 // draws the preview.
 //
-// It reads the store and files. It accesses no guest, no VM and no network, and it
-// carries out nothing: the command line does, using the rows' keys. Everything that it
+// It reads the store and files, and calls a function for the sessions of other hosts. It
+// accesses no guest, no VM and no network, and it carries out nothing: the command line does, using the rows' keys. Everything that it
 // shows may come from a guest or a repository, and is made harmless first.
 package picker
 
@@ -61,6 +61,11 @@ type Picker struct {
 	Client  string   // tmux client to pick for, "" if unknown
 	Unicode bool     // see the function Unicode
 
+	// Others returns the sessions on other hosts of the cluster. It may take seconds, and is
+	// called again and again while the picker is open. It is nil outside a cluster.
+	Others func(context.Context) []Remote
+
+	others     *others
 	clones     cloneCacheReader
 	endedLast  []session.Session
 	endedFor   string
@@ -71,6 +76,7 @@ type Picker struct {
 func New(m *session.Manager, con *console.Console, listed []string) *Picker {
 	return &Picker{
 		Manager: m, Console: con, Listed: listed, Unicode: Unicode(os.Getenv),
+		others: &others{},
 		clones: cloneCacheReader{file: cloneCache(m.Config.Paths), roots: m.Config.Roots},
 	}
 }
@@ -129,6 +135,9 @@ func (p *Picker) Run(ctx context.Context) (Pick, error) {
 	restore := p.setenv(r)
 	defer restore()
 	following, stop := context.WithCancel(ctx)
+	if p.Others != nil {
+		tasks.Go(func() { p.others.follow(following, p.Others) })
+	}
 	tasks.Go(func() { p.follow(following, r, strings.Join(lines, "\n"), observations) })
 
 	code, err := fzf.Run(opts)
@@ -182,7 +191,7 @@ func (p *Picker) now(ctx context.Context) (lines []string, observations string, 
 		return nil, "", err
 	}
 	for _, s := range states {
-		observations += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.ErrorMessage)
+		observations += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.Message())
 	}
 	return p.lines(states, repos, time.Now()), observations, nil
 }
@@ -340,7 +349,7 @@ func GiveScreen(ctx context.Context, action string, targets []Target) error {
 	var keys []string
 	for _, t := range targets {
 		if t.Session != "" {
-			keys = append(keys, sessionKey(t.Session))
+			keys = append(keys, sessionKey(t.Host, t.Session))
 		}
 	}
 	if len(keys) == 0 {

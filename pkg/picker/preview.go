@@ -26,24 +26,31 @@ const decisionLogTime = 200 * time.Millisecond
 const maxPreview = 1000
 
 // Preview draws the preview of a row for a window of the given size. For a session, the
-// agent's screen gets the space that the rest leaves.
+// agent's screen gets the space that the rest leaves. Sessions of other hosts are for PreviewRemote.
 func (p *Picker) Preview(ctx context.Context, w io.Writer, key string, width, height int) error {
-	page := page{p: p, width: min(max(width, 10), maxPreview), height: min(max(height, 3), maxPreview)}
+	page := p.page(width, height)
 	t, ok := ParseKey(key)
-	if !ok {
+	if !ok || t.Host != "" {
 		return nil
 	}
 	var err error
 	if t.Session != "" {
-		err = page.session(ctx, t.Session)
+		err = page.local(ctx, t.Session)
 	} else {
 		err = page.repository(ctx, t.Repo)
 	}
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(w, strings.Join(page.lines, "\n")+"\n")
-	return err
+	return page.write(w)
+}
+
+// PreviewRemote draws the preview of a session on another host, with what its guest last reported. at is
+// when; zero if there is no report.
+func (p *Picker) PreviewRemote(w io.Writer, r Remote, seen guestproto.Observation, at time.Time, width, height int) error {
+	page := p.page(width, height)
+	page.session(sight{View: r.View, host: r.Host, Observation: seen, at: at})
+	return page.write(w)
 }
 
 // page is a preview that is being drawn.
@@ -51,6 +58,15 @@ type page struct {
 	p             *Picker
 	width, height int
 	lines         []string
+}
+
+func (p *Picker) page(width, height int) *page {
+	return &page{p: p, width: min(max(width, 10), maxPreview), height: min(max(height, 3), maxPreview)}
+}
+
+func (g *page) write(w io.Writer) error {
+	_, err := io.WriteString(w, strings.Join(g.lines, "\n")+"\n")
+	return err
 }
 
 // add adds a line of untrusted text to the page.
@@ -64,92 +80,126 @@ func (g *page) raw(tone console.Tone, line string) {
 	}
 }
 
-func (g *page) session(ctx context.Context, id string) error {
+// sight is what a preview shows of a session.
+type sight struct {
+	session.View
+	host string // in the cluster, "" for this one
+
+	// What the session's guest last reported, and when; zero without a report.
+	guestproto.Observation
+	at time.Time
+
+	// Known on the session's own host only.
+	step   string // that its keeper works on
+	lost   string // what its destruction would lose, while its VM does not run
+	budget string
+	denied string // by the gateway
+}
+
+// local draws a session of this host.
+func (g *page) local(ctx context.Context, id string) error {
 	s, err := g.p.Manager.Get(ctx, id)
 	if err != nil {
 		return err
 	}
-	dot, now := " · ", time.Now()
-	if !g.p.Unicode {
-		dot = ", "
+	of := sight{View: s.View(), step: g.p.step(ctx, s), budget: g.p.budget(s), denied: g.p.denied(ctx, s)}
+	if w := s.Status.Work; w != nil && s.Phase != session.Ready {
+		of.lost = fmt.Sprintf("%s%swould lose: %s", w.Branch, g.dot(), w.Summary())
 	}
-	st, since := stateOf(s)
+	if seen, at, err := session.Observation(g.p.Manager.Config.Paths, s); err == nil { // missing if the keeper has not seen the guest yet
+		of.Observation, of.at = seen, at
+	}
+	g.session(of)
+	return nil
+}
+
+// dot returns what separates the parts of a line.
+func (g *page) dot() string {
+	if g.p.Unicode {
+		return " · "
+	}
+	return ", "
+}
+
+func (g *page) session(s sight) {
+	dot, now := g.dot(), time.Now()
+	st, since := stateOf(s.View)
 	g.add(console.Plain, "%s", s.DisplayName())
-	g.add(console.Faint, "%s", s.Name)
+	g.add(console.Faint, "%s", onHost(s.host, s.Name))
 	how := st.word + " " + age(since, now)
-	if a := s.View().Attention; a != nil {
+	if a := s.Attention; a != nil {
 		how += dot + a.Agent
 	}
 	g.add(st.tone, "%s", how)
-	if on := waitsFor(s, st); on != "" {
+	if on := waitsFor(s.View, st); on != "" {
 		g.wrap(st.tone, on, 3)
 	}
-	if st != broken && s.ErrorMessage != "" {
-		g.wrap(console.Bad, s.ErrorMessage, 3)
+	if st != broken && s.Message() != "" {
+		g.wrap(console.Bad, s.Message(), 3)
 	}
-	if s.ErrorHint != "" {
-		g.add(console.Faint, "hint: %s", s.ErrorHint)
+	if s.Error != nil && s.Error.Hint != "" {
+		g.add(console.Faint, "hint: %s", s.Error.Hint)
 	}
-	if step := g.p.step(ctx, s); step != "" && st == moving(st.word) {
-		g.add(console.Notice, "%s", step)
+	if s.step != "" && st == moving(st.word) {
+		g.add(console.Notice, "%s", s.step)
 	}
 
-	observation, at, observationErr := session.Observation(g.p.Manager.Config.Paths, s) // missing if the keeper has not seen the guest yet
-	switch c := observation.Changes; {
-	case s.Phase != session.Ready && s.Status.Work != nil:
-		g.add(console.Plain, "%s%swould lose: %s", s.Status.Work.Branch, dot, s.Status.Work.Summary())
+	switch c := s.Changes; {
+	case s.lost != "":
+		g.add(console.Plain, "%s", s.lost)
 	case c != nil:
 		g.add(console.Plain, "%s", strings.Join([]string{
 			cmp.Or(c.Branch, "no branch"), count(c.Commits, "commit") + " not pushed",
 			fmt.Sprintf("%s +%d -%d", count(c.Files, "file"), c.Insertions, c.Deletions),
 		}, dot))
-	case s.Status.Base != nil:
-		g.add(console.Plain, "%s", s.Status.Base.Branch)
+	case s.Branch != "":
+		g.add(console.Plain, "%s", s.Branch)
 	}
-	for _, parts := range machine(s, observation.Machine) {
+	for _, parts := range machine(s) {
 		g.add(console.Faint, "%s", strings.Join(parts, dot))
 	}
-	if u := s.View().Usage; u != nil {
-		g.add(console.Faint, "used: %s%s", u, g.p.budget(s))
+	if s.Usage != nil {
+		g.add(console.Faint, "used: %s%s", s.Usage, s.budget)
 	}
-	for _, note := range s.View().Notes() {
+	for _, note := range s.Notes() {
 		g.add(console.Notice, "%s", note)
 	}
-	if !s.Spec.Enforced {
+	if !s.Enforced {
 		g.add(console.Notice, "network not enforced: root in the guest can bypass the network policy")
 	}
-	for _, port := range s.Status.Ports {
+	for _, port := range s.Ports {
 		switch {
 		case port.Close:
 		case port.Host == 0 || port.Error != "":
 			g.add(console.Notice, "port %d: %s", port.Guest, cmp.Or(port.Error, "not published yet"))
+		case s.host != "":
+			g.add(console.Plain, "port %d: published on %s", port.Guest, s.host)
 		default:
 			g.add(console.Plain, "port %d: %s", port.Guest, port.URL(s.Name))
 		}
 	}
-	if denied := g.p.denied(ctx, s); denied != "" {
-		g.add(console.Notice, "denied: %s", denied)
+	if s.denied != "" {
+		g.add(console.Notice, "denied: %s", s.denied)
 	}
-	if observationErr == nil && len(observation.Screen) > 0 && s.Phase == session.Ready {
-		g.screen(observation, at, now)
+	if len(s.Screen) > 0 && s.State == session.Ready {
+		g.screen(s.Observation, s.at, now)
 	}
-	return nil
 }
 
 // machine returns what a VM has and uses, and what it was made from, on one line each.
-func machine(s session.Session, m *guestproto.Machine) [][]string {
-	r := s.Spec.Resources
+func machine(s sight) [][]string {
+	r, m := s.Resources, s.Machine
 	has := []string{fmt.Sprintf("%d CPU", r.CPUs), r.Memory.String(), r.Disk.String() + " disk"}
-	if m != nil && s.Phase == session.Ready {
+	if m != nil && s.State == session.Ready {
 		has = []string{
 			fmt.Sprintf("%d CPU, load %.1f", r.CPUs, m.Load),
 			fmt.Sprintf("memory %v of %v", config.Size(m.MemUsed), r.Memory),
 			fmt.Sprintf("disk %v of %v", config.Size(m.DiskUsed), r.Disk),
 		}
 	}
-	made := []string{"image " + s.Spec.Image}
-	if s.Status.From != "" {
-		made = append(made, "from "+string(s.Status.From))
+	made := []string{"image " + s.Image}
+	if s.From != "" {
+		made = append(made, "from "+string(s.From))
 	}
 	return [][]string{has, made}
 }

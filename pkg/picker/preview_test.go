@@ -98,9 +98,19 @@ func TestPreviewIsHarmless(t *testing.T) {
 	}
 	p.observation(t, "aaaaaaaaaaaa", g)
 	p.Listed = []string{hostile}
-	for _, key := range []string{"s:aaaaaaaaaaaa", repositoryKey(hostile)} {
+	other := session.View{ID: "aaaaaaaaaaaa", Name: long, Repo: long, RepoKey: long, Branch: long, State: hostile, Image: long, From: hostile, Workspace: long}
+	for _, key := range []string{"s:aaaaaaaaaaaa", repositoryKey(hostile), "s:box2:aaaaaaaaaaaa"} {
 		for _, size := range [][2]int{{80, 24}, {20, 5}, {0, 0}, {1 << 30, 1 << 30}, {-1, -1}} {
-			text := preview(t, p, key, size[0], size[1])
+			var b bytes.Buffer
+			err := p.Preview(t.Context(), &b, key, size[0], size[1])
+			if target, _ := ParseKey(key); target.Host != "" {
+				b.Reset()
+				err = p.PreviewRemote(&b, Remote{Host: target.Host, View: other}, g, time.Now(), size[0], size[1])
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := b.String()
 			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 			if len(lines) > max(size[1], 3) || len(lines) > maxPreview {
 				t.Errorf("lines of the preview = %d, want at most %d", len(lines), max(size[1], 3))

@@ -137,7 +137,8 @@ func tilde(path string) string {
 
 // workState is a session with what its keeper last saw of its work.
 type workState struct {
-	session.Session
+	session.View
+	host   string // in the cluster, "" for this one
 	branch string
 	ahead  int       // commits that exist nowhere else
 	seen   time.Time // when the keeper saw it
@@ -145,10 +146,7 @@ type workState struct {
 
 // readWorkState reads what is known about a session's work, from files and the row only.
 func (p *Picker) readWorkState(s session.Session) workState {
-	seen := workState{Session: s}
-	if s.Status.Base != nil {
-		seen.branch = s.Status.Base.Branch
-	}
+	seen := workState{View: s.View(), branch: s.View().Branch}
 	if w := s.Status.Work; w != nil && s.Phase != session.Ready { // from the last clean stop
 		seen.branch, seen.ahead = w.Branch, w.Ahead
 		return seen
@@ -174,11 +172,14 @@ func (p *Picker) read(ctx context.Context) ([]workState, []repository, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	order(all)
-	states := make([]workState, len(all))
-	for i, s := range all {
-		states[i] = p.readWorkState(s)
+	var states []workState
+	for _, s := range all {
+		states = append(states, p.readWorkState(s))
 	}
+	for _, r := range p.others.get() {
+		states = append(states, workState{View: r.View, host: r.Host, branch: r.Branch})
+	}
+	order(states)
 	return states, repositories(all, ended, p.Listed, p.clones.read()), nil
 }
 

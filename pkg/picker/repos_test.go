@@ -78,8 +78,8 @@ func TestRepositories(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
-	for _, want := range []Target{{Session: "0123456789ab"}, {Repo: "o/r"}, {Repo: "/tmp/x'$(y)`\n\tü"}} {
-		key := sessionKey(want.Session)
+	for _, want := range []Target{{Session: "0123456789ab"}, {Session: "0123456789ab", Host: "box-2"}, {Repo: "o/r"}, {Repo: "/tmp/x'$(y)`\n\tü"}} {
+		key := sessionKey(want.Host, want.Session)
 		if want.Repo != "" {
 			key = repositoryKey(want.Repo)
 		}
@@ -112,7 +112,7 @@ func TestTyped(t *testing.T) {
 }
 
 func TestPicked(t *testing.T) {
-	a, b := sessionKey("0123456789ab"), repositoryKey("o/r")
+	a, b := sessionKey("", "0123456789ab"), repositoryKey("o/r")
 	for _, c := range []struct {
 		code int
 		out  []string

@@ -13,12 +13,21 @@ import (
 // to track rows that are added and removed, and passes only the key of a row to a
 // shell. It therefore consists of harmless characters, whatever the row's name is:
 //
-//	s:ID      a session
-//	r:BASE64  a repository, by the argument for `open`
-//	-         the separator line
+//	s:ID       a session
+//	s:HOST:ID  a session on another host of the cluster
+//	r:BASE64   a repository, by the argument for `open`
+//	-          the separator line
 const lineKey = "-"
 
-func sessionKey(id string) string { return "s:" + id }
+func sessionKey(host, id string) string { return "s:" + onHost(host, id) }
+
+// onHost returns a session's name or id as commands take it. host is "" for this one.
+func onHost(host, what string) string {
+	if host == "" {
+		return what
+	}
+	return host + ":" + what
+}
 
 func repositoryKey(open string) string {
 	return "r:" + base64.RawURLEncoding.EncodeToString([]byte(open))
@@ -27,13 +36,14 @@ func repositoryKey(open string) string {
 // Target is what a key identifies: a session or a repository.
 type Target struct {
 	Session string // session id
+	Host    string // of the session in the cluster, "" for this one
 	Repo    string // in the form that `open` accepts
 }
 
 // Open returns the argument for `open`.
 func (t Target) Open() string {
 	if t.Session != "" {
-		return t.Session
+		return onHost(t.Host, t.Session)
 	}
 	return t.Repo
 }
@@ -45,6 +55,9 @@ func ParseKey(key string) (t Target, ok bool) {
 	switch kind {
 	case "s":
 		t.Session = rest
+		if host, id, ok := strings.Cut(rest, ":"); ok {
+			t.Host, t.Session = host, id
+		}
 	case "r":
 		open, err := base64.RawURLEncoding.DecodeString(rest)
 		if err != nil {

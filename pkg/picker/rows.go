@@ -45,22 +45,22 @@ func (st state) waits() bool { return st.rank <= done.rank }
 
 // stateOf returns the state of s, and since when it has that state. The desired phase
 // takes precedence over the current one, so that a key press shows at once.
-func stateOf(s session.Session) (state, time.Time) {
+func stateOf(s session.View) (state, time.Time) {
 	switch {
-	case s.Desired == session.Gone || s.Phase == session.Destroying:
+	case s.Desired == session.Gone || s.State == session.Destroying:
 		return moving("destroying"), s.StateChangedAt
-	case s.Phase == session.Broken:
+	case s.State == session.Broken:
 		return broken, s.StateChangedAt
-	case s.Phase == session.Stopped && s.Desired == session.Stopped:
+	case s.State == session.Stopped && s.Desired == session.Stopped:
 		return stopped, s.StateChangedAt
 	case s.Desired == session.Stopped:
 		return moving("stopping"), s.StateChangedAt
-	case s.Phase == session.Stopped:
+	case s.State == session.Stopped:
 		return moving("starting"), s.StateChangedAt
-	case s.Phase != session.Ready:
-		return moving(string(s.Phase)), s.StateChangedAt
+	case s.State != session.Ready:
+		return moving(string(s.State)), s.StateChangedAt
 	}
-	a := s.View().Attention
+	a := s.Attention
 	if a == nil {
 		return ready, s.StateChangedAt
 	}
@@ -83,12 +83,12 @@ func stateOf(s session.Session) (state, time.Time) {
 }
 
 // waitsFor returns what a session's agent waits for, or what failed.
-func waitsFor(s session.Session, st state) string {
+func waitsFor(s session.View, st state) string {
 	switch st {
 	case blocked, failed:
-		return s.View().Attention.On
+		return s.Attention.On
 	case broken:
-		return s.ErrorMessage
+		return s.Message()
 	}
 	return ""
 }
@@ -97,27 +97,28 @@ func waitsFor(s session.Session, st state) string {
 // waited longest first. The others are grouped by repository, and a repository has the
 // place of its most active session. They keep their places whatever they do, because users
 // lose track of rows that move.
-func order(all []session.Session) {
+func order(all []workState) {
 	place := map[string]int{} // by repository: the lowest rank of a session that does not wait
 	for _, s := range all {
-		if st, _ := stateOf(s); !st.waits() {
+		if st, _ := stateOf(s.View); !st.waits() {
 			if least, ok := place[s.RepoKey]; !ok || st.rank < least {
 				place[s.RepoKey] = st.rank
 			}
 		}
 	}
-	rank := func(s session.Session) (int, time.Time) {
-		if st, since := stateOf(s); st.waits() {
+	rank := func(s workState) (int, time.Time) {
+		if st, since := stateOf(s.View); st.waits() {
 			return st.rank, since
 		}
 		return place[s.RepoKey], time.Time{}
 	}
-	slices.SortFunc(all, func(a, b session.Session) int {
+	slices.SortFunc(all, func(a, b workState) int {
 		x, since := rank(a)
 		y, until := rank(b)
 		return cmp.Or(
 			x-y, since.Compare(until), strings.Compare(a.RepoName(), b.RepoName()),
-			strings.Compare(a.RepoKey, b.RepoKey), strings.Compare(a.Label, b.Label), strings.Compare(a.ID, b.ID),
+			strings.Compare(a.RepoKey, b.RepoKey), strings.Compare(a.Label, b.Label),
+			strings.Compare(a.host, b.host), strings.Compare(a.ID, b.ID),
 		)
 	})
 }
@@ -125,6 +126,8 @@ func order(all []session.Session) {
 // The maximum widths of a row's columns, in cells.
 const (
 	nameWidth   = 40
+	hostWidth   = 16
+	stateWidth  = 10
 	onWidth     = 48
 	branchWidth = 28
 	lineWidth   = 24
@@ -141,7 +144,7 @@ func (p *Picker) lines(all []workState, repos []repository, now time.Time) []str
 	var keys []string
 	var cells [][]cell
 	for _, s := range all {
-		keys, cells = append(keys, sessionKey(s.ID)), append(cells, p.sessionCells(s, now))
+		keys, cells = append(keys, sessionKey(s.host, s.ID)), append(cells, p.sessionCells(s, now))
 	}
 	lines := p.columns(keys, cells)
 	if len(all) > 0 && len(repos) > 0 {
@@ -159,7 +162,7 @@ func (p *Picker) lines(all []workState, repos []repository, now time.Time) []str
 }
 
 func (p *Picker) sessionCells(s workState, now time.Time) []cell {
-	st, since := stateOf(s.Session)
+	st, since := stateOf(s.View)
 	mark, ahead := st.mark, "↑"
 	if !p.Unicode {
 		mark, ahead = st.ascii, "^"
@@ -167,9 +170,10 @@ func (p *Picker) sessionCells(s workState, now time.Time) []cell {
 	row := []cell{
 		{mark, st.tone},
 		{p.fit(s.DisplayName(), nameWidth), console.Plain},
-		{st.word, st.tone},
+		{p.fit(s.host, hostWidth), console.Faint},
+		{p.fit(st.word, stateWidth), st.tone},
 		{age(since, now), console.Faint},
-		{p.fit(waitsFor(s.Session, st), onWidth), st.tone},
+		{p.fit(waitsFor(s.View, st), onWidth), st.tone},
 		{p.fit(s.branch, branchWidth), console.Faint},
 		{"", console.Notice},
 	}

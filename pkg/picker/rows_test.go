@@ -106,7 +106,47 @@ func TestOrderOfOneRepository(t *testing.T) {
 	p.checkOrder(t, want)
 }
 
-var keyRE = regexp.MustCompile(`^([sr]:[A-Za-z0-9_-]+|-)$`)
+// TestOthers checks that sessions of other hosts are ordered with those of this one, with their host, and
+// that those of tasks and with other ids are not shown.
+func TestOthers(t *testing.T) {
+	p := newPicker(t)
+	p.put(t, row{id: "000000000001", slug: "o/own", phase: session.Ready})
+	other := func(host, id, slug string, state guestproto.AgentState) Remote {
+		v := session.View{ID: id, Repo: slug, RepoKey: "github.com/" + slug, State: session.Ready, Desired: session.Ready}
+		if state != "" {
+			v.Attention = &session.Attention{State: state, Agent: "claude", Since: time.Now()}
+		}
+		return Remote{Host: host, View: v}
+	}
+	task := other("box2", "000000000005", "o/task", "")
+	task.Task = "00000000000a"
+	p.others.set([]Remote{
+		other("box2", "000000000001", "o/own", ""), other("box3", "000000000003", "o/asks", guestproto.AgentBlocked),
+		other("box2", "$(touch x)", "o/hostile", ""), task,
+	})
+	p.checkOrder(t, []string{"o/asks box3", "o/own ready", "o/own box2"})
+	var keys []string
+	lines, _, err := p.now(t.Context())
+	for _, l := range lines {
+		key, _, _ := strings.Cut(l, "\t")
+		keys = append(keys, key)
+	}
+	if diff := cmp.Diff([]string{"s:box3:000000000003", "s:000000000001", "s:box2:000000000001"}, keys); diff != "" || err != nil {
+		t.Errorf("keys mismatch (-want +got):\n%s%v", diff, err)
+	}
+	if got, ok := ParseKey(keys[0]); !ok || got != (Target{Session: "000000000003", Host: "box3"}) || got.Open() != "box3:000000000003" {
+		t.Errorf("ParseKey(%q) = %+v, %t, want the session of box3", keys[0], got, ok)
+	}
+	many := make([]Remote, maxOthers+1)
+	for i := range many {
+		many[i] = other("box2", fmt.Sprintf("%012x", i), "o/r", "")
+	}
+	if p.others.set(many); len(p.others.get()) != maxOthers {
+		t.Errorf("sessions of other hosts = %d, want %d", len(p.others.get()), maxOthers)
+	}
+}
+
+var keyRE = regexp.MustCompile(`^(s:([a-z0-9-]+:)?[0-9a-f]{12}|r:[A-Za-z0-9_-]+|-)$`)
 
 // TestRowsAreHarmless checks that each row is one line of limited width per column,
 // whatever its name is, and that its key is harmless to a shell.
@@ -119,12 +159,13 @@ func TestRowsAreHarmless(t *testing.T) {
 		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
 		p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Changes: &guestproto.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
 		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}
+		p.others.set([]Remote{{Host: "box2", View: session.View{ID: "dddddddddddd", Name: hostile, Repo: hostile, RepoKey: hostile, Branch: hostile, State: hostile}}})
 		lines, _, err := p.now(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(lines) != 3+1+4 {
-			t.Fatalf("rows = %d (%q), want %d", len(lines), lines, 3+1+4)
+		if len(lines) != 4+1+4 {
+			t.Fatalf("rows = %d (%q), want %d", len(lines), lines, 4+1+4)
 		}
 		for _, l := range lines {
 			key, text, ok := strings.Cut(l, "\t")
@@ -138,8 +179,8 @@ func TestRowsAreHarmless(t *testing.T) {
 			if strings.IndexFunc(plain, func(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }) >= 0 || !utf8.ValidString(plain) {
 				t.Errorf("row = %q, want printable text alone", plain)
 			}
-			if w := ansi.StringWidth(plain); w > 2+nameWidth+2+10+2+4+2+onWidth+2+branchWidth+8 {
-				t.Errorf("row = %d cells (%q), want at most %d", w, plain, 2+nameWidth+2+10+2+4+2+onWidth+2+branchWidth+8)
+			if w := ansi.StringWidth(plain); w > 2+nameWidth+2+hostWidth+2+stateWidth+2+4+2+onWidth+2+branchWidth+8 {
+				t.Errorf("row = %d cells (%q), want at most %d", w, plain, 2+nameWidth+2+hostWidth+2+stateWidth+2+4+2+onWidth+2+branchWidth+8)
 			}
 			if len(text) > 4*maxText {
 				t.Errorf("row = %d bytes, want at most %d", len(text), 4*maxText)
@@ -207,7 +248,7 @@ func TestRowsChangeOnceAMinute(t *testing.T) {
 	var all []workState
 	for i := range 20 {
 		s := workState{}
-		s.Phase, s.Desired = session.Stopped, session.Stopped
+		s.State, s.Desired = session.Stopped, session.Stopped
 		s.ID, s.RepoKey, s.Repo = fmt.Sprint(i), "github.com/o/r", fmt.Sprint("o/r", i)
 		s.StateChangedAt = start.Add(-time.Duration(i*7) * time.Second)
 		all = append(all, s)

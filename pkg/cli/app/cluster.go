@@ -26,8 +26,8 @@ import (
 // clusterScheme precedes the name of a host of the cluster, where a context could have that name.
 const clusterScheme = "cluster://"
 
-// askLimit is how long a command waits for what it asks of all hosts of the cluster.
-const askLimit = 3 * time.Second
+// AskLimit is how long a command waits for what it asks of other hosts of the cluster.
+const AskLimit = 3 * time.Second
 
 // serveTarget returns the API of serve of this host, and through it that of another host of the
 // cluster; host is "" for this one.
@@ -106,11 +106,11 @@ func (a *App) hosts(ctx context.Context, h ops.Host) (all hosts, ok bool, err er
 	if !ok || !s.Role.Allows(cluster.Member) {
 		return all, false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	ctx, cancel := context.WithTimeout(ctx, AskLimit)
 	defer cancel()
 	list, err := InServe(ctx, a, ops.ListClusterHosts, struct{}{})
 	if ctx.Err() != nil {
-		err = fail.New(fail.Host, "serve did not answer within %v", askLimit).WithHint("agent-sessionizer cluster list")
+		err = fail.New(fail.Host, "serve did not answer within %v", AskLimit).WithHint("agent-sessionizer cluster list")
 	}
 	all = hosts{own: s.Name, paths: cfg.Paths}
 	for _, is := range list.Hosts {
@@ -137,7 +137,19 @@ type answer[T any] struct {
 // askAll asks all other hosts of the cluster at the same time. It reports those that do not answer
 // in time, and leaves them out.
 func askAll[T any](ctx context.Context, a *App, all hosts, ask func(context.Context, ops.Host) (T, error)) []answer[T] {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	return slices.DeleteFunc(askEach(ctx, all, ask), func(one answer[T]) bool {
+		code := fail.CodeOf(one.err)
+		silent := one.err != nil && (code == fail.Host || code == fail.Failure)
+		if silent {
+			a.Con.Say("host %s did not answer: %s", one.name, termtext.Line(one.err.Error()))
+		}
+		return silent
+	})
+}
+
+// askEach asks all other hosts of the cluster at the same time.
+func askEach[T any](ctx context.Context, all hosts, ask func(context.Context, ops.Host) (T, error)) []answer[T] {
+	ctx, cancel := context.WithTimeout(ctx, AskLimit)
 	defer cancel()
 	answers := make([]answer[T], len(all.others))
 	var asked sync.WaitGroup
@@ -154,14 +166,7 @@ func askAll[T any](ctx context.Context, a *App, all hosts, ask func(context.Cont
 		})
 	}
 	asked.Wait()
-	return slices.DeleteFunc(answers, func(one answer[T]) bool {
-		code := fail.CodeOf(one.err)
-		silent := one.err != nil && (code == fail.Host || code == fail.Failure)
-		if silent {
-			a.Con.Say("host %s did not answer: %s", one.name, termtext.Line(one.err.Error()))
-		}
-		return silent
-	})
+	return answers
 }
 
 // HostSession is a session and its host in the cluster.
@@ -175,16 +180,34 @@ type HostSession struct {
 // Sessions returns the sessions of h, and those of the other hosts if it is this host, and belongs to a
 // cluster. It reports hosts that do not answer.
 func (a *App) Sessions(ctx context.Context, h ops.Host) (sessions []HostSession, clustered bool, err error) {
-	answers, clustered, err := everywhere(ctx, a, h, "sessions", func(ctx context.Context, h ops.Host) (ops.SessionList, error) {
-		return ops.ListSessions.On(ctx, h, struct{}{})
+	answers, clustered, err := everywhere(ctx, a, h, "sessions", listSessions)
+	return sessionsOf(answers), clustered, err
+}
+
+// OtherSessions returns the sessions of the other hosts of the cluster that answer in time. It does not report
+// those that do not, and leaves out names that no session has: a shell may get them.
+func (a *App) OtherSessions(ctx context.Context) []HostSession {
+	all, _, err := a.hosts(ctx, ops.Engine{})
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(sessionsOf(askEach(ctx, all, listSessions)), func(s HostSession) bool {
+		return cluster.CheckName(s.Name) != nil // the same form
 	})
-	sessions = []HostSession{}
-	for _, one := range answers {
+}
+
+func listSessions(ctx context.Context, h ops.Host) (ops.SessionList, error) {
+	return ops.ListSessions.On(ctx, h, struct{}{})
+}
+
+func sessionsOf(answers []answer[ops.SessionList]) []HostSession {
+	sessions := []HostSession{}
+	for _, one := range answers { // without an answer, there are none
 		for _, s := range one.value.Sessions {
 			sessions = append(sessions, HostSession{s, one.name, one.host})
 		}
 	}
-	return sessions, clustered, err
+	return sessions
 }
 
 // HostQuestion is a question and the host of its session in the cluster.

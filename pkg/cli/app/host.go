@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -75,6 +77,27 @@ func HostOf(a *App, h ops.Host, c config.Contexts) string {
 		return clusterScheme + other.name
 	}
 	return HostName(a, c)
+}
+
+// NameOn returns the name of a session that a command found, as commands take it.
+func NameOn(h ops.Host, name string) string {
+	if other, ok := h.(otherHost); ok {
+		return other.name + ":" + name
+	}
+	return name
+}
+
+// anyHost lists the commands that work on every host. The others work only on this one, and
+// refuse another, so that it is never changed instead of it.
+var anyHost = []string{
+	"", "open", "list", "status", "next", "last", "answer", "usage", "budget", "mcp", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "diff", "fetch",
+	"picker", "net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
+}
+
+// OnAnyHost reports whether a command works on every host.
+func OnAnyHost(cmd *cobra.Command) bool {
+	_, name, _ := strings.Cut(cmd.CommandPath(), " ")
+	return slices.ContainsFunc(anyHost, func(any string) bool { return name == any || any != "" && strings.HasPrefix(name, any+" ") })
 }
 
 // Contexts returns the user's contexts.

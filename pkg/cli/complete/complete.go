@@ -23,10 +23,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
-// Completion only reads files and the store. It starts nothing, creates nothing and
-// contacts no VM. If an error occurs, it offers nothing, because the user is in the middle
+// Completion only reads files and the store, and asks serve about other hosts of a cluster. It starts
+// nothing, creates nothing and contacts no VM. If an error occurs, it offers nothing, because the user is in the middle
 // of typing a line.
 
 // CompletionTime limits the time of a completion. A prompt that hangs is worse than one
@@ -224,10 +225,23 @@ func ContextOf(cmd *cobra.Command) context.Context {
 }
 
 // Sessions offers the sessions in one of the phases, or all sessions, by name and by
-// repository.
+// repository. For a command that works on every host, it offers those of the other hosts of the
+// cluster, too.
 func Sessions(a *app.App, phases ...session.Phase) Lister {
 	return func(cmd *cobra.Command, _ []string) []string {
-		return completionValues(InStore(a, cmd), phases...)
+		offer := completionValues(InStore(a, cmd), phases...)
+		if cmd.Flags().Changed("host") || !app.OnAnyHost(cmd) {
+			return offer
+		}
+		a.AnyHost, a.Chosen = true, "" // no flag chose it, but completion itself works on this host
+		ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
+		defer cancel()
+		for _, s := range a.OtherSessions(ctx) {
+			if len(phases) == 0 || slices.Contains(phases, s.State) {
+				offer = append(offer, fmt.Sprintf("%s:%s\t%s", s.Host, s.Name, termtext.Line(string(s.State)+" "+s.DisplayName())))
+			}
+		}
+		return offer
 	}
 }
 

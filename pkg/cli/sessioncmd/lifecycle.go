@@ -156,7 +156,7 @@ func confirmLosingWork(ctx context.Context, a *app.App, h ops.Host, s session.Vi
 	if err != nil {
 		return err
 	}
-	ok, err := a.Con.Confirm(destroyQuestion(s, lost), "--force")
+	ok, err := a.Con.Confirm(destroyQuestion(h, s, lost), "--force")
 	if err != nil {
 		return err
 	}
@@ -166,8 +166,8 @@ func confirmLosingWork(ctx context.Context, a *app.App, h ops.Host, s session.Vi
 	return nil
 }
 
-// destroyQuestion returns the question whether to destroy s, with what that would lose.
-func destroyQuestion(s session.View, lost ops.Unsaved) string {
+// destroyQuestion returns the question whether to destroy s on h, with what that would lose.
+func destroyQuestion(h ops.Host, s session.View, lost ops.Unsaved) string {
 	what := cmp.Or(lost.What, "nothing; everything is pushed or fetched")
-	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", s.Name, s.DisplayName(), what)
+	return fmt.Sprintf("Destroy %s (%s)? It would lose: %s.", app.NameOn(h, s.Name), s.DisplayName(), what)
 }

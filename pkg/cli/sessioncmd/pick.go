@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/picker"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
@@ -55,6 +56,13 @@ func pick(ctx context.Context, a *app.App, o OpenOptions) error {
 		return err
 	}
 	p.Client = o.Client
+	p.Others = func(ctx context.Context) []picker.Remote {
+		var others []picker.Remote
+		for _, s := range a.OtherSessions(ctx) {
+			others = append(others, picker.Remote{Host: s.Host, View: s.View})
+		}
+		return others
+	}
 	picked, err := p.Run(ctx)
 	if err != nil {
 		return err
@@ -132,7 +140,11 @@ func runPicker(ctx context.Context, a *app.App, action string, keys []string) er
 		}
 		columns, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_COLUMNS"))
 		lines, _ := strconv.Atoi(os.Getenv("FZF_PREVIEW_LINES"))
-		return p.Preview(ctx, a.Con.Out, keys[0], cmp.Or(columns, 80), cmp.Or(lines, 24))
+		width, height := cmp.Or(columns, 80), cmp.Or(lines, 24)
+		if len(targets) > 0 && targets[0].Host != "" {
+			return previewRemote(ctx, a, p, targets[0], width, height)
+		}
+		return p.Preview(ctx, a.Con.Out, keys[0], width, height)
 	case picker.ActionDestroy:
 		err = picker.GiveScreen(ctx, picker.ActionAsk, targets)
 	case picker.ActionAnswer:
@@ -168,6 +180,19 @@ func runPicker(ctx context.Context, a *app.App, action string, keys []string) er
 	return nil
 }
 
+// previewRemote draws the preview of a session on another host of the cluster.
+func previewRemote(ctx context.Context, a *app.App, p *picker.Picker, t picker.Target, width, height int) error {
+	ctx, cancel := context.WithTimeout(ctx, app.AskLimit)
+	defer cancel()
+	return eachSession(ctx, a, []picker.Target{t}, func(h ops.Host, s session.View) error {
+		seen, err := ops.GetScreen.On(ctx, h, ops.SessionPath{ID: s.ID})
+		if code := fail.CodeOf(err); err != nil && code != fail.Conflict && code != fail.NotFound { // its guest has reported nothing
+			return err
+		}
+		return p.PreviewRemote(a.Con.Out, picker.Remote{Host: t.Host, View: s}, seen.Observation, seen.At, width, height)
+	})
+}
+
 func openPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {
 	if len(targets) == 0 { // no row matches what the user typed
 		open, ok := picker.Typed(os.Getenv("FZF_QUERY"))
@@ -194,12 +219,12 @@ func stopPicked(ctx context.Context, a *app.App, targets []picker.Target) error 
 // destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
 	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
-		a.Con.Say("looking for unsaved work in %s", s.Name)
+		a.Con.Say("looking for unsaved work in %s", app.NameOn(h, s.Name))
 		lost, err := ops.GetUnsaved.On(ctx, h, ops.SessionPath{ID: s.ID})
 		if err != nil {
 			return err
 		}
-		line, err := readLine(termtext.Line(destroyQuestion(s, lost)) + " [y/N] ")
+		line, err := readLine(termtext.Line(destroyQuestion(h, s, lost)) + " [y/N] ")
 		if err != nil || !isYes(line) {
 			return err // the session stays
 		}
@@ -279,8 +304,8 @@ func isYes(line string) bool {
 }
 
 func copyPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {
-	err = eachSession(ctx, a, targets, func(_ ops.Host, s session.View) error {
-		command := "agent-sessionizer ssh " + s.Name
+	err = eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+		command := "agent-sessionizer ssh " + ssh.Quote(app.NameOn(h, s.Name))
 		say = picker.Say("copied: " + command)
 		if os.Getenv("TMUX") != "" {
 			return tmux.Client{}.SetClipboard(ctx, picker.Client(), []byte(command))
@@ -311,9 +336,13 @@ func eachSession(ctx context.Context, a *app.App, targets []picker.Target, f fun
 		if t.Session == "" {
 			continue
 		}
-		s, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: t.Session})
+		on, id, err := a.OnHost(ctx, h, t.Open())
+		if err != nil {
+			return err
+		}
+		s, err := ops.GetSession.On(ctx, on, ops.SessionPath{ID: id})
 		if err == nil {
-			err = f(h, s)
+			err = f(on, s)
 		}
 		if err != nil {
 			return err
