@@ -69,8 +69,7 @@ func openFiles(ctx context.Context, js jetstream.JetStream, kind string, c jetst
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		c.Subjects, c.Storage, c.MaxMsgSize = []string{kind + "*.*"}, jetstream.FileStorage, partSize+4<<10 // with headers
 		c.MaxMsgsPerSubject, c.Discard, c.DiscardNewPerSubject, c.DenyDelete, c.DenyPurge = 1, jetstream.DiscardNew, true, true, true
-		c.Placement = &jetstream.Placement{Tags: []string{coreTag}}
-		s, err = js.CreateStream(ctx, c)
+		s, err = js.CreateStream(ctx, placed(c, c.Replicas))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the cluster's stream %s: %w", c.Name, err)

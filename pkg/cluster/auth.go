@@ -37,8 +37,8 @@ func answerInbox(m *nats.Msg, text []byte) error {
 }
 
 // permissions returns the subjects that a member may use. Without a role that this program knows, there
-// are none.
-func (m Membership) permissions() *server.Permissions {
+// are none. requests precedes those of requests for JetStream.
+func (m Membership) permissions(requests string) *server.Permissions {
 	subscribe := []string{inbox(m.Nkey) + ".>", "tunnel." + m.Name + ".>"}
 	publish := []string{
 		"host." + m.Name, "task.*", "artifact.*.*", "entry.*.*", "tunnel.*.c.*", seal + "*." + m.Name,
@@ -49,6 +49,11 @@ func (m Membership) permissions() *server.Permissions {
 	if m.Role.Allows(Member) {
 		publish = append(publish, "$JS.API.STREAM.MSG.GET."+fileStream, "queue.*.*", "$JS.API.CONSUMER.CREATE.QUEUE.>", "tunnel.*.open."+m.Name)
 		subscribe = append(subscribe, seal+m.Name+".*")
+	}
+	for i, subject := range publish {
+		if rest, ok := strings.CutPrefix(subject, ownRequests); ok {
+			publish[i] = requests + rest
+		}
 	}
 	switch {
 	case m.Role.Allows(CoreOf):
@@ -70,11 +75,11 @@ func allow(subjects []string) *server.SubjectPermission {
 	return &server.SubjectPermission{Allow: subjects}
 }
 
-// nkeyUsers returns who may log in to the server.
-func nkeyUsers(members []Membership, invitations []Invitation, now time.Time) (users []*server.NkeyUser) {
+// nkeyUsers returns who may log in to the server. requests precedes the subjects of requests for JetStream.
+func nkeyUsers(members []Membership, invitations []Invitation, now time.Time, requests string) (users []*server.NkeyUser) {
 	for _, m := range members {
 		if m.Removed.IsZero() {
-			users = append(users, &server.NkeyUser{Nkey: m.Nkey, Permissions: m.permissions()})
+			users = append(users, &server.NkeyUser{Nkey: m.Nkey, Permissions: m.permissions(requests)})
 		}
 	}
 	for _, i := range invitations {
@@ -146,7 +151,7 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 		return err
 	}
 	operator := &server.NkeyUser{Nkey: public, Account: c.server.SystemAccount()}
-	changed := c.logins.set(append(nkeyUsers(members, invitations, time.Now()), operator))
+	changed := c.logins.set(append(nkeyUsers(members, invitations, time.Now(), c.requests), operator))
 	return errors.Join(c.disconnect(changed), c.setCores(members))
 }
 
@@ -170,6 +175,9 @@ func (c *Core) disconnect(keys map[string]bool) error {
 // RemoveServer removes a server that has ended, a core or the witness, from the votes of the
 // cluster. Its name must not be used again.
 func (c *Core) RemoveServer(ctx context.Context, name string) error {
+	if c.external() { // it has no votes
+		return nil
+	}
 	opts, err := login(c.operator)
 	if err != nil {
 		return err
@@ -217,6 +225,9 @@ func cores(members []Membership) map[string]bool {
 // setCores changes which servers may be connected to this one, and ends the connections to others, also those
 // that this server opened.
 func (c *Core) setCores(members []Membership) error {
+	if c.external() { // it has no connections to other cores
+		return nil
+	}
 	c.reload.Lock()
 	defer c.reload.Unlock()
 	now := cores(members)

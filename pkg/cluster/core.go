@@ -27,7 +27,7 @@ const maxMemory = 64 << 20
 // maxConsumers limits the consumers of a stream. Each host has a few; the server's default is 1,000.
 const maxConsumers = 50_000
 
-// CoreOptions describes a core. All fields but Peers and Witness are required.
+// CoreOptions describes a core. All fields but Peers, Witness and External are required.
 type CoreOptions struct {
 	Cluster string // name of the cluster
 	Name    string // of this server; a name is never used again after the server was removed
@@ -37,6 +37,8 @@ type CoreOptions struct {
 	Route   string // HOST:PORT for the other cores
 	Peers   []string
 	Witness bool // takes part in votes about the cluster, and holds no streams
+
+	External *External // holds the streams instead of this server, which then needs no Route, Peers and Store
 	Log     *slog.Logger
 
 	Keys        *Keys
@@ -53,6 +55,7 @@ type Core struct {
 	keys     *Keys
 	operator nkeys.KeyPair // of the server's system account, only for this process
 	logins   logins
+	requests string // precedes the subjects of requests for JetStream, once the server has mapped them
 
 	reload sync.Mutex // held while the server's connections to removed cores end
 	opts   *server.Options
@@ -74,29 +77,24 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	routeHost, routePort, err := address(o.Route)
-	if err != nil {
-		return nil, err
-	}
 	opts := &server.Options{
 		ServerName: o.Name, Host: host, Port: port, NoSigs: true,
-		JetStream: true, StoreDir: o.Dir, JetStreamMaxMemory: maxMemory, JetStreamMaxStore: o.Store,
-		JetStreamLimits:   server.JSLimitOpts{DefaultMaxConsumers: maxConsumers},
 		AlwaysEnableNonce: true, // which logins sign
-		SyncAlways:        true, // otherwise a majority that loses its power loses acknowledged entries
-		Cluster: server.ClusterOpts{
-			Name: o.Cluster, Host: routeHost, Port: routePort,
-			NoAdvertise: o.Witness, // its address means nothing to other hosts
-		},
 	}
-	if !o.Witness {
-		opts.Tags = []string{coreTag}
+	if o.External != nil {
+		remote, err := o.External.remote()
+		if err != nil {
+			return nil, err
+		}
+		opts.LeafNode.Remotes = []*server.RemoteLeafOpts{remote}
+	} else if err := o.holdStreams(opts); err != nil {
+		return nil, err
 	}
-	for _, p := range o.Peers {
-		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: p})
+	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members), requests: ownRequests}
+	if o.External != nil {
+		c.requests = o.External.requests()
 	}
-	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members)}
-	c.logins.set(nkeyUsers(o.Members, o.Invitations, time.Now()))
+	c.logins.set(nkeyUsers(o.Members, o.Invitations, time.Now(), c.requests))
 	opts.CustomClientAuthentication = &c.logins
 	if c.operator, err = nkeys.CreateUser(); err != nil {
 		return nil, err
@@ -104,14 +102,21 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	if opts.TLSConfig, err = o.Keys.forHosts(o.Certificate, o.Authority); err != nil {
 		return nil, err
 	}
-	if opts.Cluster.TLSConfig, err = o.Keys.TLS(o.Certificate, o.Authority, c.checkCore); err != nil {
-		return nil, err
+	if o.External == nil {
+		if opts.Cluster.TLSConfig, err = o.Keys.TLS(o.Certificate, o.Authority, c.checkCore); err != nil {
+			return nil, err
+		}
 	}
 	s, err := server.NewServer(opts.Clone())
 	if err != nil {
 		return nil, fail.New(fail.Host, "start the cluster's server: %w", err)
 	}
 	s.SetLoggerV2(serverLog{o.Log.With("server", o.Name)}, false, false, false)
+	if o.External != nil { // requests for JetStream are for theirs
+		if err := s.GlobalAccount().AddMapping(ownRequests+">", c.requests+">"); err != nil {
+			return nil, fail.New(fail.Usage, "cluster.domain: %w", err)
+		}
+	}
 	go s.Start()
 	c.server = s
 	wait := startTimeout
@@ -128,6 +133,31 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	}
 	return c, nil
 }
+
+// holdStreams makes a server hold streams, together with those of other cores.
+func (o CoreOptions) holdStreams(opts *server.Options) error {
+	host, port, err := address(o.Route)
+	if err != nil {
+		return err
+	}
+	opts.JetStream, opts.StoreDir, opts.JetStreamMaxMemory, opts.JetStreamMaxStore = true, o.Dir, maxMemory, o.Store
+	opts.JetStreamLimits = server.JSLimitOpts{DefaultMaxConsumers: maxConsumers}
+	opts.SyncAlways = true // otherwise a majority that loses its power loses acknowledged entries
+	opts.Cluster = server.ClusterOpts{
+		Name: o.Cluster, Host: host, Port: port,
+		NoAdvertise: o.Witness, // its address means nothing to other hosts
+	}
+	if !o.Witness {
+		opts.Tags = []string{coreTag}
+	}
+	for _, p := range o.Peers {
+		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: p})
+	}
+	return nil
+}
+
+// external reports whether others hold the streams.
+func (c *Core) external() bool { return len(c.opts.LeafNode.Remotes) > 0 }
 
 // checkCore decides about another server.
 func (c *Core) checkCore(i Identity) error {
@@ -170,8 +200,14 @@ func (c *Core) connect(opts ...nats.Option) (*nats.Conn, error) {
 // Routes returns the address at which other cores reach the server.
 func (c *Core) Routes() string { return c.server.ClusterAddr().String() }
 
-// Current reports whether the server knows all that the cluster has decided.
-func (c *Core) Current() bool { return c.server.JetStreamIsCurrent() }
+// Current reports whether the server knows all that the cluster has decided: if others hold the streams,
+// whether it is connected to them.
+func (c *Core) Current() bool {
+	if c.external() {
+		return c.server.NumLeafNodes() > 0
+	}
+	return c.server.JetStreamIsCurrent()
+}
 
 // Stop ends the server and waits for its end.
 func (c *Core) Stop() {

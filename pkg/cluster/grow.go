@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -28,15 +30,10 @@ func (n *Node) grow(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, growTimeout)
 	defer cancel()
-	live := 0
-	n.mu.Lock()
-	for _, m := range n.members {
-		if m.Removed.IsZero() && m.Role.Allows(CoreOf) {
-			live++
-		}
+	if !n.core.Current() || n.spread {
+		return nil
 	}
-	n.mu.Unlock()
-	if live < copies || !n.core.Current() {
+	if !n.core.external() && n.cores() < copies {
 		return nil
 	}
 	js, err := jetstream.New(n.nc)
@@ -46,6 +43,11 @@ func (n *Node) grow(ctx context.Context) error {
 	spread := true
 	for _, name := range streamNames() {
 		ok, err := copied(ctx, js, name)
+		if is, api := errors.AsType[*jetstream.APIError](err); api && n.core.external() && slices.Contains(tooFew, is.ErrorCode) {
+			n.log.WarnContext(ctx, "the NATS cluster of cluster.url has too few servers for copies of the streams", "error", err)
+			n.spread = true
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -54,7 +56,23 @@ func (n *Node) grow(ctx context.Context) error {
 	if !spread {
 		return nil
 	}
+	n.spread = n.core.external() // with the others, it is looked at again: a stream may have lost a copy
 	return n.retireWitness(ctx)
+}
+
+// tooFew are the errors of a NATS cluster with fewer servers than copies: errors.json of the server.
+var tooFew = []jetstream.ErrorCode{jetstream.ErrorCode(server.JSStreamReplicasNotSupportedErr), jetstream.ErrorCode(server.JSClusterNoPeersErrF), jetstream.ErrorCode(server.JSInsufficientResourcesErr)}
+
+// cores returns how many hosts are cores.
+func (n *Node) cores() (live int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.members {
+		if m.Removed.IsZero() && m.Role.Allows(CoreOf) {
+			live++
+		}
+	}
+	return live
 }
 
 // copied makes a stream have copies, and reports whether all of them are up to date.

@@ -19,8 +19,8 @@ type Health struct {
 // CoreHealth is the state of a core's server and of the streams.
 type CoreHealth struct {
 	Current           bool   // the server knows all that the cluster has decided
-	Leader            string // name of the server that leads the cluster; "" if it is unknown
-	Store, StoreLimit int64  // of all streams on this server, in bytes
+	Leader            string // name of the server that leads the cluster; "" if it is unknown, or others hold the streams
+	Store, StoreLimit int64  // of all streams on this server, in bytes; 0 if others hold the streams
 	Streams           []StreamHealth
 }
 
@@ -91,6 +91,9 @@ func streamHealth(info *jetstream.StreamInfo) StreamHealth {
 // health returns the state of the server, without asking others.
 func (c *Core) health() (CoreHealth, error) {
 	h := CoreHealth{Current: c.Current()}
+	if c.external() {
+		return h, nil
+	}
 	is, err := c.server.Jsz(nil)
 	if err != nil {
 		return h, fmt.Errorf("read the state of the cluster's server: %w", err)

@@ -154,6 +154,8 @@ type Admission struct {
 	// For a core: the private key of the authority, encrypted for it, and those who may log in.
 	Signing []byte       `json:"signing,omitempty"`
 	Members []Membership `json:"members,omitempty"`
+
+	External bool `json:"external,omitempty"` // others hold the streams
 }
 
 // reply is an Admission, or why there is none.
@@ -197,7 +199,7 @@ func (k *Keys) Join(ctx context.Context, t Token, is Applicant) (Admission, erro
 	if err != nil {
 		return Admission{}, err
 	}
-	nc, err := nats.Connect(urls(t.Addrs), append(opts, nats.Secure(pinned(t.Fingerprint, func(Identity) error { return nil })), nats.NoReconnect(), nats.Timeout(tryTimeout))...)
+	nc, err := nats.Connect(strings.Join(urls(t.Addrs), ","), append(opts, nats.Secure(pinned(t.Fingerprint, func(Identity) error { return nil })), nats.NoReconnect(), nats.Timeout(tryTimeout))...)
 	if err != nil {
 		return Admission{}, fail.New(fail.Host, "log in to the cluster at %s with the token: %w", strings.Join(t.Addrs, ", "), err).
 			WithHint("has the token expired or been used? On a host of the cluster: agent-sessionizer cluster token")
@@ -230,12 +232,13 @@ func (k *Keys) apply(is Applicant) ([]byte, error) {
 	return k.sign(a)
 }
 
-func urls(addrs []string) string {
+// urls returns the addresses of cores as the client of NATS takes them.
+func urls(addrs []string) []string {
 	all := make([]string, len(addrs))
 	for i, a := range addrs {
 		all[i] = "tls://" + a
 	}
-	return strings.Join(all, ",")
+	return all
 }
 
 // pinned accepts servers whose certificate is signed by the authority with that fingerprint, and
@@ -268,6 +271,7 @@ type Admitter struct {
 	Members   *Members
 	Authority *Authority
 	Addrs     func(context.Context) ([]string, error) // of the cores
+	External  bool                                    // others hold the streams
 }
 
 // Serve answers those who want to join, until ctx ends. One of the cores answers each.
@@ -319,6 +323,10 @@ func (a Admitter) admit(ctx context.Context, token string, text []byte) (*Admiss
 			return nil, fail.New(fail.Conflict, "the cluster has or had a host with the name %s", i.Name).
 				WithHint("agent-sessionizer serve --name ANOTHER --join - # and paste the same token")
 		}
+		if was.Addr != applicant.Addr || was.Route != applicant.Route {
+			return nil, fail.New(fail.Conflict, "the cluster knows the host %s at the address %s", i.Name, was.Addr).
+				WithHint("agent-sessionizer serve --join - --cluster-address %s # and paste the same token", was.Addr)
+		}
 		is = was // its first answer was lost
 	} else if err != nil {
 		return nil, err
@@ -327,7 +335,7 @@ func (a Admitter) admit(ctx context.Context, token string, text []byte) (*Admiss
 	if err != nil {
 		return nil, err
 	}
-	answer := &Admission{Cluster: a.Cluster, Role: is.Role, Certificate: is.Certificate, Authority: string(a.Authority.Certificate()), Addrs: addrs}
+	answer := &Admission{Cluster: a.Cluster, Role: is.Role, Certificate: is.Certificate, Authority: string(a.Authority.Certificate()), Addrs: addrs, External: a.External}
 	if !is.Role.Allows(CoreOf) {
 		return answer, nil
 	}

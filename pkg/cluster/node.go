@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,13 +29,19 @@ const (
 )
 
 // Found makes a new cluster, with this host as its first core. Listen and route are the addresses
-// at which other hosts and other cores reach it.
-func Found(dir, cluster, name, listen, route, witness string) (State, error) {
+// at which other hosts and other cores reach it. External, if any, holds the streams; route and witness are not used then.
+func Found(dir, cluster, name, listen, route, witness string, external *External) (State, error) {
 	if s, err := LoadState(dir); !errors.Is(err, ErrNone) && (err != nil || s.Certificate != "") { // not one whose token was not accepted
 		return State{}, errors.Join(err, fail.New(fail.Conflict, "this host belongs to a cluster already").WithHint("agent-sessionizer cluster show"))
 	}
 	if err := CheckName(name); err != nil {
 		return State{}, err
+	}
+	if external != nil {
+		if err := external.Check(); err != nil {
+			return State{}, err
+		}
+		route, witness = "", ""
 	}
 	a, err := NewAuthority(cluster)
 	if err != nil {
@@ -58,7 +65,7 @@ func Found(dir, cluster, name, listen, route, witness string) (State, error) {
 	}
 	s := State{
 		Cluster: cluster, Name: name, Role: CoreOf, Certificate: string(certificate), Authority: string(a.Certificate()),
-		Signing: string(signing), Addrs: []string{listen}, Listen: listen, Route: route, Witness: witness,
+		Signing: string(signing), Addrs: []string{listen}, Listen: listen, Route: route, Witness: witness, External: external,
 	}
 	if err := s.setKeys(keys); err != nil {
 		return s, err
@@ -85,6 +92,7 @@ type Node struct {
 	nc      *nats.Conn
 	core    *Core
 	witness *Core
+	spread  bool // an external NATS cluster has as many copies of the streams as it can
 
 	mu      sync.Mutex
 	members map[string]Membership // by nkey
@@ -153,7 +161,7 @@ func (n *Node) connect() (*nats.Conn, error) {
 				n.log.Warn("lost the connection to the cluster", "error", err)
 			}
 		}))
-	return nats.Connect(urls(n.State.Addrs), opts...)
+	return nats.Connect(strings.Join(urls(n.State.Addrs), ","), opts...)
 }
 
 // trustCore refuses a core that was removed, as far as this host knows.
@@ -195,7 +203,7 @@ func (n *Node) startCore(ctx context.Context) error {
 	}
 	o := CoreOptions{
 		Cluster: n.State.Cluster, Name: n.State.Name, Dir: filepath.Join(n.dir, "streams"), Store: storeSize, Listen: n.State.Listen, Route: n.State.Route,
-		Log: n.log, Keys: n.keys, Certificate: []byte(n.State.Certificate), Authority: []byte(n.State.Authority), Members: []Membership{own},
+		Log: n.log, Keys: n.keys, Certificate: []byte(n.State.Certificate), Authority: []byte(n.State.Authority), Members: []Membership{own}, External: n.State.External,
 	}
 	for _, m := range known {
 		if m.Name == own.Name {
@@ -224,20 +232,23 @@ func (n *Node) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	host := n.State.Name
+	host, replicas := n.State.Name, 1
+	if n.State.External != nil {
+		replicas = ofOthers
+	}
 	for _, f := range []func(context.Context) error{
 		func(ctx context.Context) (err error) {
-			n.Members, err = OpenMembers(ctx, js, host, 1, authority)
+			n.Members, err = OpenMembers(ctx, js, host, replicas, authority)
 			return
 		},
-		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, 1); return },
-		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, 1, logSize); return },
-		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, 1); return },
+		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, replicas); return },
+		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, replicas, logSize); return },
+		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, replicas); return },
 		func(ctx context.Context) (err error) {
-			n.Files, err = OpenFiles(ctx, js, n.keys, 1, fileSize, fileTime)
+			n.Files, err = OpenFiles(ctx, js, n.keys, replicas, fileSize, fileTime)
 			return
 		},
-		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, 1, entrySize); return },
+		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, replicas, entrySize); return },
 	} {
 		if err := patiently(ctx, f); err != nil {
 			return err
@@ -306,7 +317,7 @@ func (n *Node) Serve(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		admitter := Admitter{Cluster: n.State.Cluster, Members: n.Members, Authority: a, Addrs: n.coreAddrs}
+		admitter := Admitter{Cluster: n.State.Cluster, Members: n.Members, Authority: a, Addrs: n.coreAddrs, External: n.State.External != nil}
 		all.Go(func() {
 			if err := admitter.Serve(ctx, n.nc); err != nil {
 				n.log.ErrorContext(ctx, "failed to admit hosts", "error", err)
@@ -390,7 +401,7 @@ func (n *Node) refresh(ctx context.Context) error {
 	}
 	if n.core == nil {
 		if newest != seen {
-			err = saveMembers(n.dir, members)
+			err = errors.Join(saveMembers(n.dir, members), n.nc.SetServerPool(urls(n.State.Addrs)))
 		}
 		return errors.Join(err, n.leaveRemoved())
 	}
@@ -478,8 +489,9 @@ func (n *Node) Invite(ctx context.Context, role Role, valid time.Duration) (Toke
 	return t, n.Members.Invite(ctx, i)
 }
 
-// Join makes this host a member of the cluster of a token. It may be repeated after an interruption.
-func Join(ctx context.Context, dir string, t Token, is Applicant) (State, error) {
+// Join makes this host a member of the cluster of a token. It may be repeated after an interruption. A core
+// needs external if others hold the cluster's streams.
+func Join(ctx context.Context, dir string, t Token, is Applicant, external *External) (State, error) {
 	if err := is.check(t.Role); err != nil { // before anything is written
 		return State{}, err
 	}
@@ -509,6 +521,18 @@ func Join(ctx context.Context, dir string, t Token, is Applicant) (State, error)
 	a, err := keys.Join(ctx, t, is)
 	if err != nil {
 		return s, err
+	}
+	switch {
+	case !a.Role.Allows(CoreOf):
+	case !a.External && external != nil:
+		return s, fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit # then repeat the command")
+	case a.External && external == nil:
+		return s, fail.New(fail.Conflict, "another NATS cluster holds the streams of this cluster, and cluster.url is not set").WithHint("agent-sessionizer config edit # then repeat the command")
+	case a.External:
+		if err := external.Check(); err != nil {
+			return s, err
+		}
+		s.External = external
 	}
 	s.Name, s.Cluster, s.Role, s.Certificate, s.Authority, s.Addrs = is.Name, a.Cluster, a.Role, a.Certificate, a.Authority, a.Addrs
 	if a.Role.Allows(CoreOf) {

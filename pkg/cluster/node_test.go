@@ -50,10 +50,10 @@ func TestNodes(t *testing.T) {
 	if _, err := cluster.Start(t.Context(), first, slog.New(slog.DiscardHandler)); !errors.Is(err, cluster.ErrNone) {
 		t.Errorf("Start without a cluster = %v, want %v", err, cluster.ErrNone)
 	}
-	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cluster.Found(first, "team", "one", "", "", ""); fail.CodeOf(err) != fail.Conflict {
+	if _, err := cluster.Found(first, "team", "one", "", "", "", nil); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("Found again = %v, want a conflict", err)
 	}
 	one, stopOne := serve(t, first)
@@ -64,10 +64,10 @@ func TestNodes(t *testing.T) {
 	testenv.WaitFor(t, "the admission", func() bool { // the core hears of the token a moment later
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"})
+		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"}, nil)
 		return err == nil
 	})
-	if _, err := cluster.Join(t.Context(), second, token, cluster.Applicant{Name: "two"}); fail.CodeOf(err) != fail.Conflict {
+	if _, err := cluster.Join(t.Context(), second, token, cluster.Applicant{Name: "two"}, nil); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("Join again = %v, want a conflict", err)
 	}
 	two, stopTwo := serve(t, second)
@@ -127,7 +127,7 @@ func TestNodes(t *testing.T) {
 func TestGrow(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one, stopOne := serve(t, at("one"))
@@ -141,14 +141,14 @@ func TestGrow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := cluster.Join(t.Context(), at(name), token, cluster.Applicant{Name: name}); fail.CodeOf(err) != fail.Usage {
+		if _, err := cluster.Join(t.Context(), at(name), token, cluster.Applicant{Name: name}, nil); fail.CodeOf(err) != fail.Usage {
 			t.Errorf("Join of a core without addresses = %v, want a usage error", err)
 		}
 		is := cluster.Applicant{Name: name, Addr: testcluster.FreeAddr(t), Route: testcluster.FreeAddr(t)}
 		testenv.WaitFor(t, "the admission of "+name, func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			_, err := cluster.Join(ctx, at(name), token, is)
+			_, err := cluster.Join(ctx, at(name), token, is, nil)
 			return err == nil
 		})
 		other, _ := serve(t, at(name))
@@ -197,7 +197,7 @@ func TestGrow(t *testing.T) {
 func TestUnchangedMembersAreNotRead(t *testing.T) {
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
-	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one, stop := serve(t, first)
@@ -208,7 +208,7 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 	testenv.WaitFor(t, "the admission", func() bool { // the core hears of the token a moment later
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"})
+		_, err := cluster.Join(ctx, second, token, cluster.Applicant{Name: "two"}, nil)
 		return err == nil
 	})
 	stop()
@@ -282,13 +282,13 @@ func TestFoundAfterAFailedJoin(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := cluster.Join(ctx, dir, token, cluster.Applicant{Name: "one"}); err == nil {
+	if _, err := cluster.Join(ctx, dir, token, cluster.Applicant{Name: "one"}, nil); err == nil {
 		t.Fatal("Join of a core that does not exist succeeded, want an error")
 	}
-	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Errorf("Found after a join that failed = %v, want nil", err)
 	}
-	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); fail.CodeOf(err) != fail.Conflict {
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("Found in a cluster = %v, want a conflict", err)
 	}
 }

@@ -28,7 +28,7 @@ func nodes(t *testing.T, names ...string) map[string]*cluster.Node {
 // nodesIn does what nodes does. Each host has a directory below dir.
 func nodesIn(t *testing.T, dir string, names ...string) map[string]*cluster.Node {
 	t.Helper()
-	if _, err := cluster.Found(filepath.Join(dir, "one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(filepath.Join(dir, "one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one, _ := serve(t, filepath.Join(dir, "one"))
@@ -41,7 +41,7 @@ func nodesIn(t *testing.T, dir string, names ...string) map[string]*cluster.Node
 		testenv.WaitFor(t, "the admission of "+name, func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			_, err := cluster.Join(ctx, filepath.Join(dir, name), token, cluster.Applicant{Name: name})
+			_, err := cluster.Join(ctx, filepath.Join(dir, name), token, cluster.Applicant{Name: name}, nil)
 			return err == nil
 		})
 		all[name], _ = serve(t, filepath.Join(dir, name))

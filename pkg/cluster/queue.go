@@ -113,11 +113,10 @@ const (
 func OpenQueue(ctx context.Context, js jetstream.JetStream, replicas int) (*Queue, error) {
 	stream, err := js.Stream(ctx, queueStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
+		stream, err = js.CreateStream(ctx, placed(jetstream.StreamConfig{
 			Name: queueStream, Subjects: []string{"queue.*.*"}, Storage: jetstream.FileStorage, Retention: jetstream.WorkQueuePolicy,
 			MaxBytes: maxQueue, MaxMsgSize: maxOffer, MaxAge: offerFor, Discard: jetstream.DiscardNew,
-			Replicas: replicas, Placement: &jetstream.Placement{Tags: []string{coreTag}},
-		})
+		}, replicas))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the cluster's queue: %w", err)

@@ -56,7 +56,7 @@ type records struct {
 // from others.
 func openRecords(ctx context.Context, js jetstream.JetStream, host, prefix string, c jetstream.StreamConfig) (records, error) {
 	c.Subjects, c.Storage, c.MaxMsgSize = []string{prefix + "*"}, jetstream.FileStorage, maxRecord
-	c.Placement = &jetstream.Placement{Tags: []string{coreTag}}
+	c = placed(c, c.Replicas)
 	c.Discard = jetstream.DiscardNew // a full stream must not lose its oldest records
 	stream, err := js.Stream(ctx, c.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

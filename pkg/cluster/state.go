@@ -31,6 +31,8 @@ type State struct {
 	Witness     string   `json:"witness,omitempty"` // of a core with a witness: its route
 	Retired     bool     `json:"retired,omitempty"` // the witness has ended, and may still have a vote
 
+	External *External `json:"external,omitempty"` // of a core: the NATS cluster that holds the streams, if not the cores
+
 	Nkey string `json:"nkey"` // private keys
 	TLS  string `json:"tls"`
 	Age  string `json:"age"`
@@ -67,6 +69,25 @@ func (s State) Save(dir string) error {
 		return fail.New(fail.Host, "write the cluster of this host: %w", err)
 	}
 	return nil
+}
+
+// SetExternal makes a core use changed settings of the NATS cluster that holds the streams; without any, it
+// uses those that it has.
+func (s *State) SetExternal(dir string, x *External) error {
+	if !s.Role.Allows(CoreOf) || x == nil {
+		return nil
+	}
+	if s.External == nil {
+		return fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit")
+	}
+	if *s.External == *x {
+		return nil
+	}
+	if err := x.Check(); err != nil {
+		return err
+	}
+	s.External = x
+	return s.Save(dir)
 }
 
 // setKeys puts private keys into the state.

@@ -21,7 +21,7 @@ import (
 // fails at once, and succeeds after a core has removed what does not belong there.
 func TestFullStreams(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one, err := cluster.Start(t.Context(), dir, slog.New(slog.DiscardHandler)) // without Serve, which tidies, too

@@ -27,6 +27,7 @@ type Config struct {
 	Pool    int     // number of standby VMs, where VMs cannot be saved
 	Limits  Limits
 	Tasks   Tasks
+	Cluster Cluster
 	Log     Log
 	Audit   Audit
 	Files   []string // the files that were read, in order

@@ -132,6 +132,14 @@ type Tasks struct {
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"` // of this host in its cluster
 }
 
+// Cluster names a NATS cluster that holds the streams of this host's cluster, if the host is a core of it.
+type Cluster struct {
+	URL         string `yaml:"url,omitempty" json:"url"`                 // "" for none
+	Domain      string `yaml:"domain,omitempty" json:"domain"`           // of its JetStream
+	Credentials Dir    `yaml:"credentials,omitempty" json:"credentials"` // file; "" for none
+	CA          Dir    `yaml:"ca,omitempty" json:"ca"`                   // file; "" for the system's
+}
+
 // document is the content of config.yaml.
 type document struct {
 	Image     string             `yaml:"image,omitempty"`
@@ -141,6 +149,7 @@ type document struct {
 	LimaHome  string             `yaml:"lima_home,omitempty"`
 	Limits    Limits             `yaml:"limits,omitempty"`
 	Tasks     Tasks              `yaml:"tasks,omitempty"`
+	Cluster   Cluster            `yaml:"cluster,omitempty"`
 	Log       Log                `yaml:"log,omitempty"`
 	Audit     Audit              `yaml:"audit,omitempty"`
 	Network   Network            `yaml:"network,omitempty"`

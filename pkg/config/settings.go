@@ -48,9 +48,13 @@ var settings = []setting{
 	{"limits.mirror_time", "", "", "", "2h", duration(time.Second, func(c *Config) *time.Duration { return &c.Limits.MirrorTime })},
 	{"tasks.slots", "AGENT_SESSIONIZER_TASKS_SLOTS", "", "number of tasks that run at once", "2", number(1, 0, func(c *Config) *int { return &c.Tasks.Slots })},
 	{"tasks.cleanup_ttl", "", "", "", "360h", duration(time.Hour, func(c *Config) *time.Duration { return &c.Tasks.CleanupTTL })},
+	{"cluster.url", "", "", "", "", kind{func(c *Config, text string) error { c.Cluster.URL = text; return nil }, func(c *Config) any { return c.Cluster.URL }}},
+	{"cluster.domain", "", "", "", "", kind{func(c *Config, text string) error { c.Cluster.Domain = text; return nil }, func(c *Config) any { return c.Cluster.Domain }}},
+	{"cluster.credentials", "", "", "", "", file(func(c *Config) *Dir { return &c.Cluster.Credentials })},
+	{"cluster.ca", "", "", "", "", file(func(c *Config) *Dir { return &c.Cluster.CA })},
 	{"log.level", "AGENT_SESSIONIZER_LOG_LEVEL", "LOG_LEVEL", "lowest level of the program's own log", LevelAuto, word(func(c *Config) *string { return &c.Log.Level }, LevelAuto, "trace", "debug", "info", "warn", "error")},
 	{"log.format", "AGENT_SESSIONIZER_LOG_FORMAT", "LOG_FORMAT", "format of the program's own log", "pretty", word(func(c *Config) *string { return &c.Log.Format }, "pretty", "json", "compact")},
-	{"log.file", "AGENT_SESSIONIZER_LOG_FILE", "LOG_FILE", "file of the program's own log", "", kind{setLogFile, func(c *Config) any { return c.Log.File }}},
+	{"log.file", "AGENT_SESSIONIZER_LOG_FILE", "LOG_FILE", "file of the program's own log", "", file(func(c *Config) *Dir { return &c.Log.File })},
 	{"log.rotation", "AGENT_SESSIONIZER_LOG_FILE_ROTATION", "LOG_FILE_ROTATION", "how often that file is rotated", string(logfile.Daily), word(func(c *Config) *logfile.Period { return &c.Log.Rotation }, logfile.Periods()...)},
 	{"log.max_size", "", "", "", "16MiB", size(minLog, func(c *Config) *Size { return &c.Log.MaxSize })},
 	{"log.keep", "", "", "", "7", number(1, maxLogFiles, func(c *Config) *int { return &c.Log.Keep })},
@@ -114,6 +118,10 @@ func word[S ~string](field func(*Config) *S, known ...S) kind {
 	}, func(c *Config) any { return *field(c) }}
 }
 
+func file(field func(*Config) *Dir) kind {
+	return kind{func(c *Config, text string) error { return field(c).Set(text) }, func(c *Config) any { return *field(c) }}
+}
+
 func setImage(c *Config, text string) (err error) {
 	var ref ImageRef
 	if text != "" {
@@ -146,8 +154,6 @@ func setLimaHome(c *Config, text string) error {
 
 // setLogFile accepts only an absolute path, because keepers do not run in the working
 // directory of the command that starts them.
-func setLogFile(c *Config, text string) error { return c.Log.File.Set(text) }
-
 // Variable is an environment variable that sets a setting.
 type Variable struct {
 	Name  string

@@ -114,7 +114,7 @@ func (s *clusterServer) await(want map[string]string) []byte {
 func found(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "first")
-	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -229,7 +229,7 @@ func TestMetricsWithoutTheCluster(t *testing.T) {
 	testenv.WaitFor(t, "the admission", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		_, err := cluster.Join(ctx, member, token, cluster.Applicant{Name: "two"})
+		_, err := cluster.Join(ctx, member, token, cluster.Applicant{Name: "two"}, nil)
 		return err == nil
 	})
 	s := newClusterServer(t, member)

@@ -37,7 +37,7 @@ func newCluster(t *testing.T, roles map[string]cluster.Role) map[string]clusterR
 	all := map[string]clusterRig{}
 	first := newRig(t, Limits{})
 	dir := func(r *rig) string { return r.tasks.Sessions.Config.Paths.Cluster() }
-	if _, err := cluster.Found(dir(first), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(dir(first), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one := first.join()
@@ -51,7 +51,7 @@ func newCluster(t *testing.T, roles map[string]cluster.Role) map[string]clusterR
 		testenv.WaitFor(t, "the admission of "+name, func() bool { // the core hears of the token a moment later
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			_, err := cluster.Join(ctx, dir(r), token, cluster.Applicant{Name: name})
+			_, err := cluster.Join(ctx, dir(r), token, cluster.Applicant{Name: name}, nil)
 			return err == nil
 		})
 		all[name] = r.join()

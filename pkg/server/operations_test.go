@@ -833,7 +833,7 @@ func checkCluster(as func(ops.Scope) host) {
 	refused(h, fail.Conflict, ops.DrainHost, drain)
 	refused(h, fail.Conflict, ops.RemoveHost, drain.ClusterHostPath)
 
-	if _, err := cluster.Found(h.tasks.Sessions.Config.Paths.Cluster(), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(h.tasks.Sessions.Config.Paths.Cluster(), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	one := h.join()
@@ -862,7 +862,7 @@ func checkCluster(as func(ops.Scope) host) {
 	testenv.WaitFor(t, "the admission of two", func() bool { // the core hears of the token a moment later
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		_, err := cluster.Join(try, dir, token, cluster.Applicant{Name: "two"})
+		_, err := cluster.Join(try, dir, token, cluster.Applicant{Name: "two"}, nil)
 		return err == nil
 	})
 	testenv.WaitFor(t, "that one knows two", func() bool { _, ok := one.node.Member("two"); return ok })

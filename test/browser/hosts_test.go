@@ -46,7 +46,7 @@ func join(t *testing.T, h *host, name string) *intruder {
 	testenv.WaitFor(t, "the admission of "+name, func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		_, err := cluster.Join(ctx, dir, token, cluster.Applicant{Name: name})
+		_, err := cluster.Join(ctx, dir, token, cluster.Applicant{Name: name}, nil)
 		return err == nil
 	})
 	starting, cancel := context.WithTimeout(t.Context(), time.Minute)

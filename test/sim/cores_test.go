@@ -151,7 +151,7 @@ func (c *cores) join(dir string, role cluster.Role, is cluster.Applicant) error 
 	ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Minute)
 	defer cancel()
 	for {
-		_, err := cluster.Join(ctx, dir, token, is)
+		_, err := cluster.Join(ctx, dir, token, is, nil)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}

@@ -151,7 +151,7 @@ func newCores(t *testing.T, n int) *cores {
 	c := &cores{t: t}
 	first := filepath.Join(t.TempDir(), "a")
 	listen := testcluster.FreeAddr(t)
-	if _, err := cluster.Found(first, "sim", "a", listen, testcluster.FreeAddr(t), testcluster.FreeAddr(t)); err != nil {
+	if _, err := cluster.Found(first, "sim", "a", listen, testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)
 	}
 	c.start(first)

@@ -54,7 +54,7 @@ func (o serveOptions) enter(ctx context.Context, a *app.App, e ops.Engine) error
 		if s, err := cluster.LoadState(dir); err == nil && s.Role.Allows(cluster.CoreOf) {
 			return nil // a unit starts it with the same flags each time
 		}
-		if _, err := cluster.Found(dir, name, name, listen, route, witness); err != nil {
+		if _, err := cluster.Found(dir, name, name, listen, route, witness, externalOf(e)); err != nil {
 			return err
 		}
 		record()
@@ -76,11 +76,20 @@ func (o serveOptions) enter(ctx context.Context, a *app.App, e ops.Engine) error
 			return err
 		}
 	}
-	if _, err := cluster.Join(ctx, dir, t, is); err != nil {
+	if _, err := cluster.Join(ctx, dir, t, is, externalOf(e)); err != nil {
 		return err
 	}
 	record()
 	return nil
+}
+
+// externalOf returns the NATS cluster that the settings name, or nil.
+func externalOf(e ops.Engine) *cluster.External {
+	c := e.Tasks.Sessions.Config.Cluster
+	if c.URL == "" {
+		return nil
+	}
+	return &cluster.External{URL: c.URL, Domain: c.Domain, Credentials: string(c.Credentials), CA: string(c.CA)}
 }
 
 // hostName returns the name of this host in its cluster.
@@ -149,6 +158,9 @@ func partOf(ctx context.Context, e ops.Engine) (*fleet.Part, error) {
 		return nil, nil //nolint:nilnil // no cluster
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := state.SetExternal(dir, externalOf(e)); err != nil {
 		return nil, err
 	}
 	accel := ""
