@@ -36,29 +36,29 @@ func (x External) Check() error {
 func (x External) remote() (*server.RemoteLeafOpts, error) {
 	u, err := url.Parse(x.URL)
 	if err != nil || u.Hostname() == "" || u.Port() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
-		return nil, fail.New(fail.Usage, "cluster.url must be tls://HOST:PORT").WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "cluster.url must be tls://HOST:PORT").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if u.User != nil { // the URL is in the settings and in logs
-		return nil, fail.New(fail.Usage, "cluster.url must not have a password; cluster.credentials names a file").WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "cluster.url must not have a password; cluster.credentials names a file").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if x.Domain == "" || strings.ContainsAny(x.Domain, " .*>") {
-		return nil, fail.New(fail.Usage, "cluster.domain must name the JetStream domain of the NATS cluster, a word without dots").WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "cluster.domain must name the JetStream domain of the NATS cluster, a word without dots").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	r := &server.RemoteLeafOpts{URLs: []*url.URL{{Scheme: "nats-leaf", Host: u.Host}}, TLS: u.Scheme == "tls"}
 	switch ip := net.ParseIP(u.Hostname()); {
 	case r.TLS:
 		r.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: u.Hostname()}
 	case u.Scheme != "nats" || ip == nil || !ip.IsLoopback():
-		return nil, fail.New(fail.Usage, "cluster.url must begin with tls://, or nats:// for an address of this host such as 127.0.0.1").WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "cluster.url must begin with tls://, or nats:// for an address of this host such as 127.0.0.1").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if x.CA != "" {
 		text, err := os.ReadFile(x.CA)
 		if err != nil {
-			return nil, fail.New(fail.Usage, "read cluster.ca: %w", err).WithHint("agent-sessionizer config show")
+			return nil, fail.New(fail.Usage, "read cluster.ca: %w", err).WithHint("agent-sessionizer config edit config.yaml")
 		}
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM(text) || !r.TLS {
-			return nil, fail.New(fail.Usage, "cluster.ca must name certificates in PEM, for a URL with tls://").WithHint("agent-sessionizer config show")
+			return nil, fail.New(fail.Usage, "cluster.ca must name certificates in PEM, for a URL with tls://").WithHint("agent-sessionizer config edit config.yaml")
 		}
 		r.TLSConfig.RootCAs = roots
 	}
@@ -67,7 +67,7 @@ func (x External) remote() (*server.RemoteLeafOpts, error) {
 	}
 	text, err := os.ReadFile(x.Credentials)
 	if err != nil {
-		return nil, fail.New(fail.Usage, "read cluster.credentials: %w", err).WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "read cluster.credentials: %w", err).WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if key, err := nkeys.FromSeed([]byte(strings.TrimSpace(string(text)))); err == nil {
 		key.Wipe()
@@ -75,7 +75,7 @@ func (x External) remote() (*server.RemoteLeafOpts, error) {
 		return r, nil
 	}
 	if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
-		return nil, fail.New(fail.Usage, "cluster.credentials must name a file of NATS credentials, or with the seed of an nkey").WithHint("agent-sessionizer config show")
+		return nil, fail.New(fail.Usage, "cluster.credentials must name a file of NATS credentials, or with the seed of an nkey").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	r.Credentials, err = filepath.Abs(x.Credentials) // the server reads it again at each login
 	return r, err

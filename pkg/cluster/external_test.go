@@ -18,7 +18,7 @@ import (
 // TestExternal founds a cluster whose streams are in another NATS server, and lets a member and a core join. They use
 // the streams and each other's tunnels, also after that server was down, and without the first core.
 func TestExternal(t *testing.T) {
-	x := testcluster.NewExternal(t)
+	x := testcluster.NewExternal(t, false)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), &x.External); err != nil {
@@ -97,6 +97,21 @@ func TestExternal(t *testing.T) {
 		t.Errorf("Health = %+v, %v, want a current core and its streams", health, err)
 	}
 
+	if err := (&cluster.State{Role: cluster.CoreOf}).SetExternal(dir, &x.External); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("SetExternal of a cluster without = %v, want a conflict", err)
+	}
+	moved := x.External
+	moved.CA = filepath.Join(dir, "missing")
+	if err := one.State.SetExternal(at("one"), &moved); fail.CodeOf(err) != fail.Usage || one.State.External.CA == moved.CA {
+		t.Errorf("SetExternal with a missing file = %v, want a usage error", err)
+	}
+	moved.CA = filepath.Dir(x.CA) + "/./" + filepath.Base(x.CA)
+	if err := one.State.SetExternal(at("one"), &moved); err != nil {
+		t.Errorf("SetExternal with another path of the file = %v, want nil", err)
+	}
+	if s, err := cluster.LoadState(at("one")); err != nil || *s.External != moved {
+		t.Errorf("LoadState after SetExternal = %+v, %v, want %+v", s.External, err, moved)
+	}
 	x.Stop()
 	testenv.WaitFor(t, "the loss of the server", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

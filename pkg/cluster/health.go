@@ -18,9 +18,10 @@ type Health struct {
 
 // CoreHealth is the state of a core's server and of the streams.
 type CoreHealth struct {
-	Current           bool   // the server knows all that the cluster has decided
-	Leader            string // name of the server that leads the cluster; "" if it is unknown, or others hold the streams
-	Store, StoreLimit int64  // of all streams on this server, in bytes; 0 if others hold the streams
+	External          bool   // another NATS cluster holds the streams; this server has no leader and no store then
+	Current           bool   // the server knows all that the cluster has decided, or is connected to the other NATS cluster
+	Leader            string // name of the server that leads the cluster; "" if it is unknown
+	Store, StoreLimit int64  // of all streams on this server, in bytes
 	Streams           []StreamHealth
 }
 
@@ -90,8 +91,8 @@ func streamHealth(info *jetstream.StreamInfo) StreamHealth {
 
 // health returns the state of the server, without asking others.
 func (c *Core) health() (CoreHealth, error) {
-	h := CoreHealth{Current: c.Current()}
-	if c.external() {
+	h := CoreHealth{External: c.external(), Current: c.Current()}
+	if h.External {
 		return h, nil
 	}
 	is, err := c.server.Jsz(nil)

@@ -525,9 +525,9 @@ func Join(ctx context.Context, dir string, t Token, is Applicant, external *Exte
 	switch {
 	case !a.Role.Allows(CoreOf):
 	case !a.External && external != nil:
-		return s, fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit # then repeat the command")
+		return s, fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit config.yaml # then repeat the command")
 	case a.External && external == nil:
-		return s, fail.New(fail.Conflict, "another NATS cluster holds the streams of this cluster, and cluster.url is not set").WithHint("agent-sessionizer config edit # then repeat the command")
+		return s, fail.New(fail.Conflict, "another NATS cluster holds the streams of this cluster, and cluster.url is not set").WithHint("agent-sessionizer config edit config.yaml # then repeat the command")
 	case a.External:
 		if err := external.Check(); err != nil {
 			return s, err

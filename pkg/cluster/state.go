@@ -78,7 +78,7 @@ func (s *State) SetExternal(dir string, x *External) error {
 		return nil
 	}
 	if s.External == nil {
-		return fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit")
+		return fail.New(fail.Conflict, "the cores of this cluster hold its streams, but cluster.url is set").WithHint("agent-sessionizer config edit config.yaml")
 	}
 	if *s.External == *x {
 		return nil

@@ -23,7 +23,7 @@ type call struct {
 	by   holder // who takes; of a release, the host that was lost
 }
 
-// holder is a host in one incarnation. The zero holder means that nobody has the task.
+// holder is a host in one incarnation. The zero holder means that no host has the task.
 type holder struct{ host, incarnation string }
 
 // outcome is what a call returned.
@@ -33,7 +33,7 @@ type outcome struct {
 	holder holder // of a read
 }
 
-// claims is the model of a task's claim: it is taken only while nobody has it, and ends only when its host is lost.
+// claims is the model of a task's claim: it is taken only while no host has it, and ends only when its host is lost.
 var claims = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{holder{}} },
 	Step: func(state, input, output any) []any {

@@ -105,7 +105,9 @@ func collectCore(gauge func(*prometheus.Desc, float64, ...string), h fleet.Healt
 		core = &cluster.CoreHealth{}
 	}
 	gauge(coreCurrent, asNumber(core.Current))
-	gauge(leaderKnown, asNumber(core.Leader != ""))
+	if !core.External {
+		gauge(leaderKnown, asNumber(core.Leader != ""))
+	}
 	if core.StoreLimit > 0 {
 		gauge(storeBytes, float64(core.Store))
 		gauge(storeLimit, float64(core.StoreLimit))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
@@ -25,8 +26,9 @@ type External struct {
 	server *server.Server
 }
 
-// NewExternal starts a NATS server that accepts leaf nodes with TLS and the seed of an nkey.
-func NewExternal(t *testing.T) *External {
+// NewExternal starts a NATS server that accepts leaf nodes with TLS: with the seed of an nkey, or with credentials
+// that an operator of NATS has signed.
+func NewExternal(t *testing.T, signed bool) *External {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name string, text []byte) string {
@@ -48,7 +50,7 @@ func NewExternal(t *testing.T) *External {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seed, err := user.Seed()
+	credentials, err := user.Seed()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,16 +58,50 @@ func NewExternal(t *testing.T) *External {
 	if err != nil {
 		t.Fatal(err)
 	}
+	accounts := fmt.Sprintf("accounts { TEAM { jetstream: enabled, users: [ { nkey: %s } ] } }", public)
+	if signed {
+		accounts, credentials = signedAccounts(t, public, credentials)
+	}
 	leaf := FreeAddr(t)
-	x := &External{External: cluster.External{URL: "tls://" + leaf, Domain: "hub", Credentials: write("seed", seed), CA: cert}, t: t}
+	x := &External{External: cluster.External{URL: "tls://" + leaf, Domain: "hub", Credentials: write("credentials", credentials), CA: cert}, t: t}
 	x.config = write("nats.conf", fmt.Appendf(nil, `listen: %q
 jetstream { store_dir: %q, max_file: 100G, domain: hub }
 leafnodes { listen: %q, tls { cert_file: %q, key_file: %q } }
-accounts { TEAM { jetstream: enabled, users: [ { nkey: %s } ] } }
-`, FreeAddr(t), filepath.Join(dir, "streams"), leaf, cert, write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})), public))
+%s
+`, FreeAddr(t), filepath.Join(dir, "streams"), leaf, cert, write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})), accounts))
 	x.Start()
 	t.Cleanup(x.Stop)
 	return x
+}
+
+// signedAccounts returns the settings of a server with an operator and an account, and credentials for a user of it.
+func signedAccounts(t *testing.T, user string, seed []byte) (settings string, credentials []byte) {
+	t.Helper()
+	must := func(text string, err error) string {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	key := func(create func() (nkeys.KeyPair, error)) (nkeys.KeyPair, string) {
+		k, err := create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k, must(k.PublicKey())
+	}
+	operator, operatorID := key(nkeys.CreateOperator)
+	_, systemID := key(nkeys.CreateAccount)
+	team, teamID := key(nkeys.CreateAccount)
+	system := jwt.NewAccountClaims(systemID)
+	account := jwt.NewAccountClaims(teamID)
+	account.Limits.JetStreamLimits = jwt.JetStreamLimits{DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
+	text, err := jwt.FormatUserConfig(must(jwt.NewUserClaims(user).Encode(team)), seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("operator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %s, %s: %s }", must(jwt.NewOperatorClaims(operatorID).Encode(operator)),
+		systemID, systemID, must(system.Encode(operator)), teamID, must(account.Encode(operator))), text
 }
 
 // Start starts the server.

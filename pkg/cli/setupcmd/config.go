@@ -69,6 +69,7 @@ type configView struct {
 	Pool      int              `json:"pool"`
 	Limits    config.Limits    `json:"limits"`
 	Tasks     config.Tasks     `json:"tasks"`
+	Cluster   config.Cluster   `json:"cluster,omitzero"`
 	Log       config.Log       `json:"log"`
 	Audit     config.Audit     `json:"audit"`
 	Attention config.Attention `json:"attention"`
@@ -87,7 +88,7 @@ func runConfigShow(a *app.App, o configShowOptions) error {
 		return runConfigOrigin(a, cfg, o)
 	}
 	v := configView{
-		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Tasks: cfg.Tasks, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
+		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Tasks: cfg.Tasks, Cluster: cfg.Cluster, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
 		Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
 	}
 	if o.json {
