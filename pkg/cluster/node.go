@@ -242,13 +242,19 @@ func (n *Node) open(ctx context.Context) error {
 			return
 		},
 		func(ctx context.Context) (err error) { n.Hosts, err = OpenHosts(ctx, js, host, replicas); return },
-		func(ctx context.Context) (err error) { n.Tasks, err = OpenTaskLog(ctx, js, host, replicas, logSize); return },
+		func(ctx context.Context) (err error) {
+			n.Tasks, err = OpenTaskLog(ctx, js, host, replicas, logSize)
+			return
+		},
 		func(ctx context.Context) (err error) { n.Queue, err = OpenQueue(ctx, js, replicas); return },
 		func(ctx context.Context) (err error) {
 			n.Files, err = OpenFiles(ctx, js, n.keys, replicas, fileSize, fileTime)
 			return
 		},
-		func(ctx context.Context) (err error) { n.Entries, err = OpenEntries(ctx, js, replicas, entrySize); return },
+		func(ctx context.Context) (err error) {
+			n.Entries, err = OpenEntries(ctx, js, replicas, entrySize)
+			return
+		},
 	} {
 		if err := patiently(ctx, f); err != nil {
 			return err

@@ -131,7 +131,7 @@ func TestClusterMetrics(t *testing.T) {
 	stop := s.serve()
 	s.await(map[string]string{
 		"connected": "1", "up": "1", "lease_valid": "1", "core_current": "1", "leader_known": "1", `hosts{state="up"}`: "1", `hosts{state="silent"}`: "0", "host_versions": "1",
-		`stream_copies{stream="TASKS"}`: "1", `stream_copies_current{stream="TASKS"}`: "1", `stream_limit_bytes{stream="TASKS"}`: "1.7179869184e+10", `stream_limit_bytes{stream="HOSTS"}`: "",
+		`stream_copies{stream="TASKS"}`: "1", `stream_copies_current{stream="TASKS"}`: "1", `stream_limit_bytes{stream="TASKS"}`: "1.7179869184e+10", `stream_limit_bytes{stream="HOSTS"}`: "6.7108864e+07",
 		`tasks{state="PENDING"}`: "0", "tasks_waiting": "0", "task_wait_seconds": "0", "tasks_unsettled": "0", "events_unsent": "0", "unsent_age_seconds": "0", "requests_unsent": "0", "replica_lag_entries": "0",
 	})
 
