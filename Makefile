@@ -91,7 +91,7 @@ vm vm-short: guest ## the driver's suite and the built image, on real VMs; vm-sh
 	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers$(if $(filter vm,$@),|TestCheckpointInterrupted|TestDebianImage.*))$$' ./pkg/vm/lima ./pkg/image
 
 e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short repeats less
-	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet
+	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet ./pkg/cluster
 	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones

@@ -150,7 +150,7 @@ func (c *Core) Authorize(members []Membership, invitations []Invitation) error {
 	if err != nil {
 		return err
 	}
-	operator := &server.NkeyUser{Nkey: public, Account: c.server.SystemAccount()}
+	operator := &server.NkeyUser{Nkey: public, Account: c.server.Load().SystemAccount()}
 	changed := c.logins.set(append(nkeyUsers(members, invitations, time.Now(), c.requests), operator))
 	return errors.Join(c.disconnect(changed), c.setCores(members))
 }
@@ -160,13 +160,13 @@ func (c *Core) disconnect(keys map[string]bool) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	open, err := c.server.Connz(&server.ConnzOptions{Username: true, Limit: math.MaxInt32})
+	open, err := c.server.Load().Connz(&server.ConnzOptions{Username: true, Limit: math.MaxInt32})
 	if err != nil {
 		return fmt.Errorf("end the connections of removed hosts: %w", err)
 	}
 	for _, conn := range open.Conns {
 		if keys[conn.AuthorizedUser] {
-			_ = c.server.DisconnectClientByID(conn.Cid) // its only error: the connection has ended
+			_ = c.server.Load().DisconnectClientByID(conn.Cid) // its only error: the connection has ended
 		}
 	}
 	return nil
@@ -243,7 +243,7 @@ func (c *Core) setCores(members []Membership) error {
 	// A reload may turn away a host that is logging in, which tries again.
 	o := c.opts.Clone()
 	o.Cluster.TLSPinnedCerts = pins(members)
-	if err := errors.Join(c.server.ReloadOptions(o), c.server.ReloadOptions(c.opts.Clone())); err != nil {
+	if err := errors.Join(c.server.Load().ReloadOptions(o), c.server.Load().ReloadOptions(c.opts.Clone())); err != nil {
 		return fmt.Errorf("end the connections to removed cores: %w", err)
 	}
 	c.gone = false

@@ -8,12 +8,15 @@ import (
 	"net/url"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -51,7 +54,8 @@ type CoreOptions struct {
 
 // Core is a NATS server in this process.
 type Core struct {
-	server   *server.Server
+	server   atomic.Pointer[server.Server] // another one after Restart
+	log      serverLog
 	keys     *Keys
 	operator nkeys.KeyPair // of the server's system account, only for this process
 	logins   logins
@@ -66,6 +70,9 @@ type Core struct {
 	mu    sync.Mutex
 	cores map[string]bool // by nkey: the other servers may be theirs
 }
+
+// reconnectPause is the time between two tries of this process to connect to its own server.
+const reconnectPause = 100 * time.Millisecond
 
 // startTimeout limits how long a server may take to listen. It waits for its disk only.
 const startTimeout = time.Minute
@@ -90,7 +97,7 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	} else if err := o.holdStreams(opts); err != nil {
 		return nil, err
 	}
-	c := &Core{keys: o.Keys, opts: opts, cores: cores(o.Members), requests: ownRequests}
+	c := &Core{log: serverLog{o.Log.With("server", o.Name), new(atomic.Bool)}, keys: o.Keys, opts: opts, cores: cores(o.Members), requests: ownRequests}
 	if o.External != nil {
 		c.requests = o.External.requests()
 	}
@@ -107,25 +114,8 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 			return nil, err
 		}
 	}
-	s, err := server.NewServer(opts.Clone())
-	if err != nil {
-		return nil, fail.New(fail.Host, "start the cluster's server: %w", err)
-	}
-	s.SetLoggerV2(serverLog{o.Log.With("server", o.Name)}, false, false, false)
-	if o.External != nil { // requests for JetStream are for theirs
-		if err := s.GlobalAccount().AddMapping(ownRequests+">", c.requests+">"); err != nil {
-			return nil, fail.New(fail.Usage, "cluster.domain: %w", err)
-		}
-	}
-	go s.Start()
-	c.server = s
-	wait := startTimeout
-	if end, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(end))
-	}
-	if !s.ReadyForConnections(wait) {
-		c.Stop()
-		return nil, fail.New(fail.Host, "start the cluster's server: it does not listen on %s and %s after %v", o.Listen, o.Route, wait)
+	if err := c.start(ctx); err != nil {
+		return nil, err
 	}
 	if err := c.Authorize(o.Members, o.Invitations); err != nil { // now that the account of the operator exists
 		c.Stop()
@@ -133,6 +123,58 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 	}
 	return c, nil
 }
+
+// start starts the server, and waits until it listens.
+func (c *Core) start(ctx context.Context) error {
+	s, err := server.NewServer(c.opts.Clone())
+	if err != nil {
+		return fail.New(fail.Host, "start the cluster's server: %w", err)
+	}
+	s.SetLoggerV2(c.log, false, false, false)
+	if c.external() { // requests for JetStream are for theirs
+		if err := s.GlobalAccount().AddMapping(ownRequests+">", c.requests+">"); err != nil {
+			return fail.New(fail.Usage, "cluster.domain: %w", err)
+		}
+	}
+	go s.Start()
+	c.server.Store(s)
+	wait := startTimeout
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end))
+	}
+	if !s.ReadyForConnections(wait) {
+		c.Stop()
+		return fail.New(fail.Host, "start the cluster's server: it does not listen on port %d after %v", c.opts.Port, wait)
+	}
+	return nil
+}
+
+// minSpace is how much space the disk must have, in bytes, before a server that could not write to it starts again.
+const minSpace = 16 << 20
+
+// Failed reports whether the server could not write to its disk. It does not write then until Restart, also if
+// the disk has space again.
+func (c *Core) Failed() bool {
+	return c.opts.JetStream && (c.log.failed.Load() || !c.server.Load().JetStreamEnabled())
+}
+
+// Restart starts the server again if it failed and its disk has space. Connections to it end, and are made again
+// by the hosts. The next call of Authorize lets the server remove others.
+func (c *Core) Restart(ctx context.Context) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(c.opts.StoreDir, &st); err != nil {
+		return fmt.Errorf("measure the space for the streams of the cluster: %w", err)
+	}
+	if free := int64(st.Bavail) * int64(st.Bsize); free < minSpace { //nolint:unconvert // not int64 on darwin
+		return fail.New(fail.Host, "the disk of %s is full: the cluster's server cannot write to it", c.opts.StoreDir).WithHint("agent-sessionizer image prune")
+	}
+	c.Stop()
+	c.log.failed.Store(false)
+	return c.start(ctx)
+}
+
+// InProcessConn implements nats.InProcessConnProvider.
+func (c *Core) InProcessConn() (net.Conn, error) { return c.server.Load().InProcessConn() }
 
 // holdStreams makes a server hold streams, together with those of other cores.
 func (o CoreOptions) holdStreams(opts *server.Options) error {
@@ -194,25 +236,26 @@ func (c *Core) Connect() (*nats.Conn, error) {
 }
 
 func (c *Core) connect(opts ...nats.Option) (*nats.Conn, error) {
-	return nats.Connect("", append(opts, nats.InProcessServer(c.server))...)
+	return nats.Connect("", append(opts, nats.InProcessServer(c), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectPause))...)
 }
 
 // Routes returns the address at which other cores reach the server.
-func (c *Core) Routes() string { return c.server.ClusterAddr().String() }
+func (c *Core) Routes() string { return c.server.Load().ClusterAddr().String() }
 
 // Current reports whether the server knows all that the cluster has decided: if others hold the streams,
 // whether it is connected to them.
 func (c *Core) Current() bool {
 	if c.external() {
-		return c.server.NumLeafNodes() > 0
+		return c.server.Load().NumLeafNodes() > 0
 	}
-	return c.server.JetStreamIsCurrent()
+	return c.server.Load().JetStreamIsCurrent()
 }
 
 // Stop ends the server and waits for its end.
 func (c *Core) Stop() {
-	c.server.Shutdown()
-	c.server.WaitForShutdown()
+	s := c.server.Load()
+	s.Shutdown()
+	s.WaitForShutdown()
 }
 
 // witnessOf returns the name of a core's witness.
@@ -239,7 +282,10 @@ func StartFirst(ctx context.Context, o CoreOptions, witnessRoute string) (core, 
 // serverLog writes the server's messages to the program's log. Most of its notices are about
 // its own state, so they have the level debug, like its warnings: they appear at each start of a cluster,
 // and about the verification of certificates, of which it does not see that they are verified.
-type serverLog struct{ log *slog.Logger }
+type serverLog struct {
+	log    *slog.Logger
+	failed *atomic.Bool // it could not write to its disk
+}
 
 func (l serverLog) write(level slog.Level, format string, v []any) {
 	l.log.Log(context.Background(), level, "NATS server", "message", fmt.Sprintf(format, v...))
@@ -247,7 +293,13 @@ func (l serverLog) write(level slog.Level, format string, v []any) {
 
 func (l serverLog) Noticef(format string, v ...any) { l.write(slog.LevelDebug, format, v) }
 func (l serverLog) Warnf(format string, v ...any)   { l.write(slog.LevelDebug, format, v) }
-func (l serverLog) Errorf(format string, v ...any)  { l.write(slog.LevelWarn, format, v) }
+func (l serverLog) Errorf(format string, v ...any) {
+	// The server says so in no other way as long as it does not disable all streams.
+	if strings.Contains(strings.ToLower(fmt.Sprintf(format, v...)), "critical write error") {
+		l.failed.Store(true)
+	}
+	l.write(slog.LevelWarn, format, v)
+}
 func (l serverLog) Fatalf(format string, v ...any)  { l.write(slog.LevelError, format, v) }
 func (l serverLog) Debugf(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
 func (l serverLog) Tracef(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }

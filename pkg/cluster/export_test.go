@@ -5,7 +5,7 @@ import "context"
 // Peers returns the names of the servers that a core is connected to.
 func (c *Core) Peers() (map[string]bool, error) {
 	names := map[string]bool{}
-	routes, err := c.server.Routez(nil)
+	routes, err := c.server.Load().Routez(nil)
 	if err == nil {
 		for _, r := range routes.Routes {
 			names[r.RemoteName] = true
@@ -28,3 +28,6 @@ func TakeSlots(all, each int, hosts ...string) (taken int) {
 	}
 	return taken
 }
+
+// CoreFailed reports whether the server of a core could not write to its disk.
+func (n *Node) CoreFailed() bool { return n.core.Failed() }

@@ -95,7 +95,7 @@ func (c *Core) health() (CoreHealth, error) {
 	if h.External {
 		return h, nil
 	}
-	is, err := c.server.Jsz(nil)
+	is, err := c.server.Load().Jsz(nil)
 	if err != nil {
 		return h, fmt.Errorf("read the state of the cluster's server: %w", err)
 	}

@@ -354,6 +354,9 @@ func (n *Node) Serve(ctx context.Context) error {
 			answered = time.Now()
 			_ = n.nc.ForceReconnect() // it is tried again
 		}
+		if err := n.restartFailed(ctx); err != nil && ctx.Err() == nil {
+			n.log.ErrorContext(ctx, "failed to start the cluster's server again; it is tried again", "error", err)
+		}
 		if err := n.tidy(ctx); err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "failed to tidy the streams of the cluster; it is tried again", "error", err)
 		}
@@ -367,6 +370,16 @@ func (n *Node) Serve(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// restartFailed starts the servers of a core again that could not write to a full disk, once it has space.
+func (n *Node) restartFailed(ctx context.Context) (err error) {
+	for _, c := range []*Core{n.core, n.witness} {
+		if c != nil && c.Failed() {
+			err = errors.Join(err, c.Restart(ctx))
+		}
+	}
+	return err
 }
 
 // refresh reads the members, and acts on what changed.
