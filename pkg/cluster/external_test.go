@@ -2,10 +2,12 @@ package cluster_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,7 +20,13 @@ import (
 // TestExternal founds a cluster whose streams are in another NATS server, and lets a member and a core join. They use
 // the streams and each other's tunnels, also after that server was down, and without the first core.
 func TestExternal(t *testing.T) {
-	x := testcluster.NewExternal(t, false)
+	for _, servers := range []int{1, 3} {
+		t.Run(fmt.Sprint(servers), func(t *testing.T) { external(t, servers) })
+	}
+}
+
+func external(t *testing.T, servers int) {
+	x := testcluster.NewExternal(t, servers, false)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), &x.External); err != nil {
@@ -92,10 +100,11 @@ func TestExternal(t *testing.T) {
 	if err := two.Members.Remove(short, "one", time.Now()); err == nil {
 		t.Error("Remove by a member = nil, want an error: the core does not let its message pass")
 	}
-	health, err := one.Health(ctx)
-	if err != nil || !health.Core.Current || len(health.Core.Streams) == 0 {
-		t.Errorf("Health = %+v, %v, want a current core and its streams", health, err)
-	}
+	testenv.WaitFor(t, "copies of the streams", func() bool {
+		health, err := one.Health(ctx)
+		return err == nil && health.Core.Current && len(health.Core.Streams) > 0 &&
+			!slices.ContainsFunc(health.Core.Streams, func(s cluster.StreamHealth) bool { return s.Copies != servers || s.Current != servers })
+	})
 
 	if err := (&cluster.State{Role: cluster.CoreOf}).SetExternal(dir, &x.External); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("SetExternal of a cluster without = %v, want a conflict", err)

@@ -148,6 +148,7 @@ var faults = []fault{
 		qdisc(t, "qdisc add dev v"+h.name+" root tbf rate 128kbit burst 4kb latency 2s")
 		return func() { qdisc(t, "qdisc del dev v"+h.name+" root") }
 	}},
+	{"full disk", time.Minute, func(_ *testing.T, h *host, _ *rand.Rand) func() { return h.fillDisk() }},
 	{"wrong clock", time.Minute, func(_ *testing.T, h *host, r *rand.Rand) func() {
 		h.skew(time.Duration(r.IntN(7201)-3600) * time.Second)
 		return func() { h.skew(0) }
@@ -239,7 +240,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("%d tasks, seed %d", n, seed)
 	cores := number(coresVariable, 3)
 	all := cluster(t, cores)
-	oracle := filepath.Join(all[0].home, "oracle")
+	oracle := filepath.Join(t.TempDir(), "oracle") // no disk there is ever full
 	stop := make(chan struct{})
 	counts := make(chan map[string]int, 1)
 	go func() { counts <- trouble(t, all, cores, seed, stop) }()
@@ -283,14 +284,14 @@ func submit(t *testing.T, all []*host, n int, oracle string, seed int) map[strin
 	submitted := map[string]task.Rerun{}
 	var mu sync.Mutex
 	var submitting sync.WaitGroup
-	next := make(chan int)
+	next, dir := make(chan int), t.TempDir() // the disk of a host may be full
 	for worker := range 4 {
 		submitting.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(seed), uint64(worker+2)))
 			for i := range next {
 				rerun := reruns[i%len(reruns)]
 				h := all[r.IntN(len(all))]
-				file := filepath.Join(h.home, fmt.Sprintf("task%d.json", i))
+				file := filepath.Join(dir, fmt.Sprintf("task%d.json", i))
 				if err := os.WriteFile(file, []byte(manifest(oracle, rerun, 5*r.Float64())), 0o600); err != nil {
 					t.Error(err)
 					return

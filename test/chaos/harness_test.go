@@ -179,6 +179,9 @@ func newHost(t *testing.T, i int) *host {
 	h := &host{t: t, name: fmt.Sprintf("h%d", i), home: home, addr: fmt.Sprintf("10.77.0.%d", 10+i), clock: filepath.Join(home, "clock")}
 	hosts.Store(h, nil)
 	t.Cleanup(h.remove)
+	if err := unix.Mount("tmpfs", home, "tmpfs", 0, "size="+diskSize); err != nil {
+		t.Fatal(err)
+	}
 	h.env = []string{
 		"HOME=" + home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_DATA_HOME=", "XDG_CACHE_HOME=", "TMUX_TMPDIR=" + home, "FAULT_CLOCK=" + h.clock,
 		"AGENT_SESSIONIZER_FAULTS=" + filepath.Join(home, "faults.json"), "AGENT_SESSIONIZER_PREPARE=none", "AGENT_SESSIONIZER_TASKS_SLOTS=3",
@@ -191,6 +194,27 @@ func newHost(t *testing.T, i int) *host {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// diskSize is how much a host can store.
+const diskSize = "2g"
+
+// fillDisk takes all space of the host's disk. release gives it back.
+func (h *host) fillDisk() (release func()) {
+	f, err := os.CreateTemp(h.home, "filler")
+	if err != nil {
+		return func() {} // it is full already
+	}
+	for size := 16 << 20; size > 0; {
+		if _, err := f.Write(make([]byte, size)); err != nil {
+			size /= 2
+		}
+	}
+	return func() {
+		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+			h.t.Error(err)
+		}
+	}
 }
 
 // skew makes the host's wall clock wrong.
@@ -300,6 +324,7 @@ func (h *host) remove() {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+	_ = unix.Unmount(h.home, unix.MNT_DETACH) // not mounted if newHost failed
 	os.RemoveAll(h.home)
 	hosts.Delete(h)
 }

@@ -13,7 +13,7 @@ import (
 // TestExternalNATS checks a cluster whose streams are in a NATS server of others: tasks run on both hosts, and
 // go on after that server was down.
 func TestExternalNATS(t *testing.T) {
-	x := testcluster.NewExternal(t, true)
+	x := testcluster.NewExternal(t, 1, true)
 	first, second := newWorld(t), newWorld(t)
 	settings := fmt.Sprintf("cluster:\n  url: %s\n  domain: %s\n  credentials: %s\n  ca: %s\n", x.URL, x.Domain, x.Credentials, x.CA)
 	address := "127.0.0.1:" + strconv.Itoa(20000+rand.IntN(9999))

@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,18 +19,18 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
 )
 
-// External is a NATS server that does not belong to the program, with an account for a cluster.
+// External is a cluster of NATS servers that does not belong to the program, with an account for a cluster.
 type External struct {
 	cluster.External
 
-	t      *testing.T
-	config string
-	server *server.Server
+	t       *testing.T
+	configs []string
+	servers []*server.Server
 }
 
-// NewExternal starts a NATS server that accepts leaf nodes with TLS: with the seed of an nkey, or with credentials
+// NewExternal starts NATS servers that accept leaf nodes with TLS: with the seed of an nkey, or with credentials
 // that an operator of NATS has signed.
-func NewExternal(t *testing.T, signed bool) *External {
+func NewExternal(t *testing.T, servers int, signed bool) *External {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name string, text []byte) string {
@@ -62,13 +64,28 @@ func NewExternal(t *testing.T, signed bool) *External {
 	if signed {
 		accounts, credentials = signedAccounts(t, public, credentials)
 	}
-	leaf := FreeAddr(t)
-	x := &External{External: cluster.External{URL: "tls://" + leaf, Domain: "hub", Credentials: write("credentials", credentials), CA: cert}, t: t}
-	x.config = write("nats.conf", fmt.Appendf(nil, `listen: %q
+	x := &External{External: cluster.External{Domain: "hub", Credentials: write("credentials", credentials), CA: cert}, t: t}
+	keyFile := write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	var routes []string
+	for range servers {
+		routes = append(routes, FreeAddr(t))
+	}
+	for i, route := range routes {
+		leaf := FreeAddr(t)
+		if i == 0 {
+			x.URL = "tls://" + leaf
+		}
+		text := fmt.Sprintf(`server_name: n%d
+listen: %q
 jetstream { store_dir: %q, max_file: 100G, domain: hub }
 leafnodes { listen: %q, tls { cert_file: %q, key_file: %q } }
 %s
-`, FreeAddr(t), filepath.Join(dir, "streams"), leaf, cert, write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})), accounts))
+`, i, FreeAddr(t), filepath.Join(dir, strconv.Itoa(i)), leaf, cert, keyFile, accounts)
+		if servers > 1 {
+			text += fmt.Sprintf("cluster { name: hub, listen: %q, routes: [nats://%s] }\n", route, strings.Join(routes, ", nats://"))
+		}
+		x.configs = append(x.configs, write(fmt.Sprintf("n%d.conf", i), []byte(text)))
+	}
 	x.Start()
 	t.Cleanup(x.Stop)
 	return x
@@ -104,25 +121,34 @@ func signedAccounts(t *testing.T, user string, seed []byte) (settings string, cr
 		systemID, systemID, must(system.Encode(operator)), teamID, must(account.Encode(operator))), text
 }
 
-// Start starts the server.
+// Start starts the servers.
 func (x *External) Start() {
 	x.t.Helper()
-	opts, err := server.ProcessConfigFile(x.config)
-	if err != nil {
-		x.t.Fatal(err)
+	x.servers = nil
+	for _, config := range x.configs {
+		opts, err := server.ProcessConfigFile(config)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		opts.NoSigs = true
+		s, err := server.NewServer(opts)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		go s.Start()
+		x.servers = append(x.servers, s)
 	}
-	opts.NoSigs = true
-	if x.server, err = server.NewServer(opts); err != nil {
-		x.t.Fatal(err)
-	}
-	go x.server.Start()
-	if !x.server.ReadyForConnections(time.Minute) {
-		x.t.Fatal("the NATS server does not listen after a minute")
+	for _, s := range x.servers {
+		if !s.ReadyForConnections(time.Minute) {
+			x.t.Fatal("a NATS server does not listen after a minute")
+		}
 	}
 }
 
-// Stop ends the server.
+// Stop ends the servers.
 func (x *External) Stop() {
-	x.server.Shutdown()
-	x.server.WaitForShutdown()
+	for _, s := range x.servers {
+		s.Shutdown()
+		s.WaitForShutdown()
+	}
 }
