@@ -2,8 +2,6 @@ package script
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +14,7 @@ func TestExternalNATS(t *testing.T) {
 	x := testcluster.NewExternal(t, 1, true)
 	first, second := newWorld(t), newWorld(t)
 	settings := fmt.Sprintf("cluster:\n  url: %s\n  domain: %s\n  credentials: %s\n  ca: %s\n", x.URL, x.Domain, x.Credentials, x.CA)
-	address := "127.0.0.1:" + strconv.Itoa(20000+rand.IntN(9999))
+	address := testcluster.FreeCoreAddr(t)
 	first.write(".config/agent-sessionizer/config.yaml", "cluster: {url: 'nats://nats.example.com:7422', domain: hub}\n")
 	if out, err := first.try("agent-sessionizer", "serve", "--cluster", "--name", "first", "--cluster-address", address); err == nil || !strings.Contains(out, "must begin with tls://") {
 		t.Errorf("serve --cluster without TLS = %v, %s, want an error", err, out)

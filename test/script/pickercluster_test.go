@@ -1,14 +1,13 @@
 package script
 
 import (
-	"math/rand/v2"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 )
 
 // serves starts serve, and waits until it answers.
@@ -43,7 +42,7 @@ func (w *world) serves(args ...string) {
 func TestPickerOfACluster(t *testing.T) {
 	first, second := newWorld(t), newWorld(t)
 	second.clone("there")
-	first.serves("--cluster", "--name", "first", "--cluster-address", "127.0.0.1:"+strconv.Itoa(20000+rand.IntN(9999)))
+	first.serves("--cluster", "--name", "first", "--cluster-address", testcluster.FreeCoreAddr(t))
 	first.write("token", first.run("agent-sessionizer", "cluster", "token"))
 	second.serves("--join", first.path("token"), "--name", "second")
 	first.put("000000000001", "o/here", session.Stopped, session.Status{})

@@ -51,7 +51,7 @@ func runCore(ctx context.Context, args []string) error {
 	defer n.Close()
 	name := n.State.Name
 	host := fleet.Host{
-		Tasks: &fleet.Tasks{Name: name, Tasks: n.Tasks, Entries: n.Entries, Queue: n.Queue, Store: s, Log: log}, Hosts: n.Hosts, Core: true, Log: log,
+		Tasks: &fleet.Tasks{Name: name, Tasks: n.Tasks, Entries: n.Entries, Queue: n.Queue, Store: s, Log: log, Outputs: noFiles}, Hosts: n.Hosts, Core: true, Log: log,
 		Describe: func(context.Context) (cluster.Host, error) {
 			return cluster.Host{Name: name, Drained: true}, nil
 		},

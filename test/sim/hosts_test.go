@@ -106,6 +106,9 @@ func memoryDir() string {
 // farAhead is a position that no log reaches: a host that has read that far reads nothing more.
 const farAhead = 1 << 60
 
+// noFiles says that a task has neither logs nor artifacts: only the scheduling is measured.
+func noFiles(context.Context, string) ([]task.Output, error) { return nil, nil }
+
 func (h *machine) openStore(t *testing.T, follows bool) (err error) {
 	if h.store, err = store.Open(t.Context(), filepath.Join(h.dir, "store.db")); err != nil {
 		return err
@@ -145,7 +148,7 @@ func (h *machine) serve(ctx context.Context) {
 	defer h.node.Close()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", h.name)
 	host := fleet.Host{
-		Tasks: &fleet.Tasks{Name: h.name, Tasks: h.node.Tasks, Entries: h.node.Entries, Queue: h.node.Queue, Store: h.store, Log: log}, Hosts: h.node.Hosts, Log: log,
+		Tasks: &fleet.Tasks{Name: h.name, Tasks: h.node.Tasks, Entries: h.node.Entries, Queue: h.node.Queue, Store: h.store, Log: log, Outputs: noFiles}, Hosts: h.node.Hosts, Log: log,
 		Describe: h.describe, Wake: h.wake, Abandon: func(context.Context, []string) error { return nil },
 	}
 	var all sync.WaitGroup

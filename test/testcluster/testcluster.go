@@ -76,13 +76,28 @@ func Three(t *testing.T) *Cluster {
 // system gives to connections, one of which might take it before the caller listens.
 func FreeAddr(t *testing.T) string {
 	t.Helper()
+	return freeAddr(t, 1)
+}
+
+// FreeCoreAddr is like FreeAddr for a core, which also uses the next two ports.
+func FreeCoreAddr(t *testing.T) string {
+	t.Helper()
+	return freeAddr(t, 3)
+}
+
+func freeAddr(t *testing.T, ports int) string {
+	t.Helper()
 	for range 100 {
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
-		if err != nil {
-			continue
+		first, free := 10000+rand.IntN(20000), true
+		for port := first; port < first+ports; port++ {
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+			if free = free && err == nil; err == nil {
+				_ = l.Close() // nothing was sent
+			}
 		}
-		defer l.Close()
-		return l.Addr().String()
+		if free {
+			return fmt.Sprintf("127.0.0.1:%d", first)
+		}
 	}
 	t.Fatal("no free port between 10000 and 30000")
 	return ""
