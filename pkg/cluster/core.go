@@ -42,7 +42,7 @@ type CoreOptions struct {
 	Witness bool // takes part in votes about the cluster, and holds no streams
 
 	External *External // holds the streams instead of this server, which then needs no Route, Peers and Store
-	Log     *slog.Logger
+	Log      *slog.Logger
 
 	Keys        *Keys
 	Certificate []byte // PEM, of this host
@@ -300,6 +300,6 @@ func (l serverLog) Errorf(format string, v ...any) {
 	}
 	l.write(slog.LevelWarn, format, v)
 }
-func (l serverLog) Fatalf(format string, v ...any)  { l.write(slog.LevelError, format, v) }
-func (l serverLog) Debugf(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
-func (l serverLog) Tracef(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
+func (l serverLog) Fatalf(format string, v ...any) { l.write(slog.LevelError, format, v) }
+func (l serverLog) Debugf(format string, v ...any) { l.write(slog.LevelDebug, format, v) }
+func (l serverLog) Tracef(format string, v ...any) { l.write(slog.LevelDebug, format, v) }

@@ -118,6 +118,8 @@ func word[S ~string](field func(*Config) *S, known ...S) kind {
 	}, func(c *Config) any { return *field(c) }}
 }
 
+// file returns the kind of an absolute path: keepers do not run in the working directory of the command that
+// starts them.
 func file(field func(*Config) *Dir) kind {
 	return kind{func(c *Config, text string) error { return field(c).Set(text) }, func(c *Config) any { return *field(c) }}
 }
@@ -152,8 +154,6 @@ func setLimaHome(c *Config, text string) error {
 	return nil
 }
 
-// setLogFile accepts only an absolute path, because keepers do not run in the working
-// directory of the command that starts them.
 // Variable is an environment variable that sets a setting.
 type Variable struct {
 	Name  string

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -146,7 +147,7 @@ func TestClaimsAreLinearizable(t *testing.T) {
 	}
 	// The checker would notice a second claim.
 	last := past.calls[len(past.calls)-1]
-	twice := append(past.calls, porcupine.Operation{Input: call{"x", "take", holder{"a", "1"}}, Output: outcome{took: true}, Call: last.Return, Return: last.Return + 1},
+	twice := append(slices.Clone(past.calls), porcupine.Operation{Input: call{"x", "take", holder{"a", "1"}}, Output: outcome{took: true}, Call: last.Return, Return: last.Return + 1},
 		porcupine.Operation{Input: call{"x", "take", holder{"b", "1"}}, Output: outcome{took: true}, Call: last.Return, Return: last.Return + 1})
 	if porcupine.CheckOperations(claims, twice) {
 		t.Error("CheckOperations with a task that two hosts took = true, want false")
