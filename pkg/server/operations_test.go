@@ -901,7 +901,7 @@ func checkQuestions(as func(ops.Scope) host) {
 	if list := mustAsk(reader, ops.ListQuestions, ops.QuestionQuery{}); len(list.Questions) != 0 {
 		t.Errorf("questions = %+v, want none", list)
 	}
-	refused(reader, fail.NotFound, ops.FindQuestion, ops.FindQuestionRequest{What: id})
+	refused(reader, fail.Conflict, ops.FindQuestion, ops.FindQuestionRequest{What: id})
 	refused(reader, fail.NotFound, ops.FindQuestion, ops.FindQuestionRequest{What: "0123"})
 	refused(reader, fail.NotFound, ops.GetQuestion, ops.QuestionPath{ID: "0123456789ab"})
 	h.ask(id,
