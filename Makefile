@@ -105,7 +105,7 @@ escape escape-short: guest ## root in a guest tries to escape; escape first chec
 	cd test/escape && ../../bin/escape.test -test.v -test.timeout 150m -test.short=$(if $(filter escape-short,$@),true,false)
 
 # Like the escapes: its last line is the result.
-chaos: guest ## 2,000 tasks on a cluster of five hosts, with killed and frozen processes, cut and slow links, and wrong clocks; on fake VMs
+chaos: guest ## 2,000 tasks on a cluster of five hosts, with killed and frozen processes, cut and slow links, wrong clocks, full disks and upgrades; on fake VMs
 	go test -c -tags chaos -o bin/chaos.test ./test/chaos
 	cd test/chaos && ../../bin/chaos.test -test.v -test.timeout 4h
 

@@ -1,7 +1,8 @@
 //go:build chaos
 
 // Package chaos runs tasks on a cluster of five hosts while its processes are killed and frozen, its
-// links are cut and slow, and its clocks are wrong. The VMs are fake; hosts, networks and NATS are real.
+// links are cut and slow, its clocks are wrong, its disks are full, and its hosts are upgraded one after
+// the other. The VMs are fake; hosts, networks and NATS are real.
 // Every agent reports where it runs to a file outside of the cluster.
 package chaos
 
@@ -30,6 +31,7 @@ const (
 	tasksVariable = "CHAOS_TASKS" // their number
 	seedVariable  = "CHAOS_SEED"  // of the random faults
 	coresVariable = "CHAOS_CORES" // of the five hosts: 1, or 3
+	fromVariable  = "CHAOS_FROM"  // revision that hosts are upgraded from; empty: the present source
 )
 
 const patience = 2 * time.Hour // a bound for machines of all speeds
@@ -171,7 +173,7 @@ func qdisc(t *testing.T, line string) {
 func hit(h *host, r *rand.Rand, sig syscall.Signal, text string) int {
 	var pids []int
 	for pid, line := range h.processes() {
-		if strings.Contains(line, program+text) {
+		if strings.Contains(line, h.program+text) {
 			pids = append(pids, pid)
 		}
 	}
@@ -260,7 +262,7 @@ func TestChaos(t *testing.T) {
 		return over == len(submitted)
 	})
 	close(stop)
-	injected := 0
+	injected := len(all) // upgrades
 	for what, n := range <-counts {
 		injected += n
 		t.Logf("%s: %d", what, n)
@@ -278,7 +280,8 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// submit submits n tasks on random hosts, and returns those that were accepted.
+// submit submits n tasks on random hosts, and returns those that were accepted. Meanwhile, it upgrades all
+// hosts, one after the other.
 func submit(t *testing.T, all []*host, n int, oracle string, seed int) map[string]task.Rerun {
 	t.Helper()
 	submitted := map[string]task.Rerun{}
@@ -307,7 +310,11 @@ func submit(t *testing.T, all []*host, n int, oracle string, seed int) map[strin
 			}
 		})
 	}
+	order := rand.New(rand.NewPCG(uint64(seed), 0)).Perm(len(all))
 	for i := range n {
+		if step := n / (len(all) + 1); step > 0 && i%step == 0 && i > 0 && i/step <= len(all) {
+			all[order[i/step-1]].upgrade()
+		}
 		next <- i
 	}
 	close(next)

@@ -22,7 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var program string
+// The programs before and after the upgrade of a host.
+var before, after string
 
 // inside says that this process has its own mounts and networks.
 const inside = "CHAOS_INSIDE"
@@ -49,7 +50,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}()
 	code := 1
-	if program, err = build(dir); err != nil {
+	if before, after, err = programs(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	} else {
 		code = m.Run()
@@ -127,42 +128,65 @@ func output(env []string, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// build makes the program for fake VMs, with an adjustable clock.
-func build(dir string) (string, error) {
+// programs makes the program of an earlier revision, if there is one to upgrade from, and that of this one.
+func programs(dir string) (before, after string, err error) {
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		return "", "", err
+	}
+	after = filepath.Join(dir, "after")
+	if err := build(root, after); err != nil {
+		return "", "", err
+	}
+	from := os.Getenv(fromVariable)
+	if from == "" {
+		return after, after, nil
+	}
+	source, archive := filepath.Join(dir, "source"), filepath.Join(dir, "source.tar")
+	before = filepath.Join(dir, "before")
+	pages := filepath.Join("pkg", "dashboard", "dist") // they take long to make, and no test here looks at them
+	for _, argv := range [][]string{
+		{"git", "-C", root, "archive", "--output", archive, "--prefix", "source/", from},
+		{"tar", "-C", dir, "-xf", archive},
+		{"cp", "-R", filepath.Join(root, pages), filepath.Join(source, filepath.Dir(pages))},
+		{"make", "-C", source, "guest"},
+	} {
+		if err := command(nil, argv...); err != nil {
+			return "", "", fmt.Errorf("make the program of %s: %w", from, err)
+		}
+	}
+	return before, after, build(source, before)
+}
+
+// build makes the program for fake VMs, with an adjustable clock, from the source in root.
+func build(root, out string) error {
 	over := map[string]string{}
 	for _, name := range []string{"clock_linux_amd64.go", "clock_linux_amd64.s"} {
-		from, err := filepath.Abs(filepath.Join("..", "fault", "testdata", "clock", name))
-		if err != nil {
-			return "", err
-		}
-		to, err := filepath.Abs(filepath.Join("..", "..", "cmd", "agent-sessionizer", name))
-		if err != nil {
-			return "", err
-		}
-		over[to] = from
+		over[filepath.Join(root, "cmd", "agent-sessionizer", name)] = filepath.Join(root, "test", "fault", "testdata", "clock", name)
 	}
 	text, err := json.Marshal(map[string]any{"Replace": over})
 	if err != nil {
-		return "", err
+		return err
 	}
-	overlay, out := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "agent-sessionizer")
+	overlay := out + ".json"
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
-		return "", err
+		return err
 	}
-	if told, err := exec.Command("go", "build", "-tags", "fakevm", "-overlay", overlay, "-o", out, "../../cmd/agent-sessionizer").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the program: %w\n%s", err, told)
+	if told, err := exec.Command("go", "build", "-C", root, "-tags", "fakevm", "-overlay", overlay, "-o", out, "./cmd/agent-sessionizer").CombinedOutput(); err != nil {
+		return fmt.Errorf("build the program: %w\n%s", err, told)
 	}
-	return out, nil
+	return nil
 }
 
 // host is a host of the cluster, with a network namespace and a home directory of its own.
 type host struct {
-	t     *testing.T
-	name  string
-	home  string
-	addr  string
-	env   []string
-	clock string // file: by how many seconds its wall clock is wrong
+	t       *testing.T
+	name    string
+	home    string
+	addr    string
+	env     []string
+	clock   string // file: by how many seconds its wall clock is wrong
+	program string // on a disk that is never full
 
 	mu    sync.Mutex
 	serve *exec.Cmd
@@ -177,6 +201,10 @@ func newHost(t *testing.T, i int) *host {
 		t.Fatal(err)
 	}
 	h := &host{t: t, name: fmt.Sprintf("h%d", i), home: home, addr: fmt.Sprintf("10.77.0.%d", 10+i), clock: filepath.Join(home, "clock")}
+	h.program = filepath.Join(t.TempDir(), "agent-sessionizer")
+	if err := h.install(before); err != nil {
+		t.Fatal(err)
+	}
 	hosts.Store(h, nil)
 	t.Cleanup(h.remove)
 	if err := unix.Mount("tmpfs", home, "tmpfs", 0, "size="+diskSize); err != nil {
@@ -234,9 +262,27 @@ func (h *host) skew(d time.Duration) {
 	}
 }
 
+// install replaces the host's program, as a package does.
+func (h *host) install(program string) error {
+	next := h.program + ".next"
+	return errors.Join(os.Link(program, next), os.Rename(next, h.program))
+}
+
+// upgrade installs the later program, and ends serve as a unit of systemd does before it starts that.
+func (h *host) upgrade() {
+	if err := h.install(after); err != nil {
+		h.t.Error(err)
+	}
+	for pid, line := range h.processes() {
+		if strings.Contains(line, h.program+" serve") {
+			_ = syscall.Kill(pid, syscall.SIGTERM)
+		}
+	}
+}
+
 // run runs the program on the host.
 func (h *host) run(args ...string) (string, error) {
-	return output(h.env, append([]string{"ip", "netns", "exec", h.name, program}, args...)...)
+	return output(h.env, append([]string{"ip", "netns", "exec", h.name, h.program}, args...)...)
 }
 
 // start starts serve, and starts it again whenever it ends, as a unit of systemd does.
@@ -254,7 +300,7 @@ func (h *host) start(stdin string, args ...string) {
 				h.t.Error(err)
 				return
 			}
-			cmd := exec.Command("ip", append([]string{"netns", "exec", h.name, program, "serve"}, h.args...)...)
+			cmd := exec.Command("ip", append([]string{"netns", "exec", h.name, h.program, "serve"}, h.args...)...)
 			cmd.Env = append(append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin"), h.env...)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), log, log
 			err = cmd.Start()
