@@ -1,12 +1,16 @@
 package cluster_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/bootclock"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cluster"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -75,6 +79,46 @@ func TestLease(t *testing.T) {
 	is.Incarnation = "second"
 	if _, err := again.Renew(t.Context(), is); err != nil {
 		t.Errorf("heartbeat of the host's next incarnation = %v, want nil", err)
+	}
+}
+
+// Streams that were restored from a backup lack entries that hosts have read. They get no lease of them.
+func TestRestoredStreams(t *testing.T) {
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	h := testcluster.Open(t, func() (*cluster.Hosts, error) { return cluster.OpenHosts(t.Context(), js, "a", 1) })
+	lease, is := cluster.NewLease(h, bootclock.Now), cluster.Host{Name: "one", Incarnation: "first"}
+	renew := func() error {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := lease.Renew(ctx, is)
+		return err
+	}
+	if err := renew(); err != nil {
+		t.Fatal(err)
+	}
+	var backup *jetstream.RawStreamMsg
+	s, err := js.Stream(t.Context(), "HOSTS")
+	if err == nil {
+		backup, err = s.GetLastMsgForSubject(t.Context(), "host.one")
+	}
+	if err := errors.Join(err, renew(), renew()); err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), "HOSTS"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.OpenHosts(t.Context(), js, "a", 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"none", "one"} {
+		if err := renew(); fail.CodeOf(err) != fail.Conflict || fail.HintOf(err) == "" {
+			t.Errorf("heartbeat to restored streams with %s = %v, want code CONFLICT with a hint", what, err)
+		}
+		if _, err := js.Publish(t.Context(), "host.one", backup.Data); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -129,12 +129,22 @@ func (r records) try(ctx context.Context, id, unique string, text []byte, after 
 	// in the end, so only a stored one decides.
 	next, rerr := r.from(ctx, id, after+1)
 	switch {
+	case errors.Is(rerr, ErrNone) && r.lacks(ctx, id, after):
+		return 0, fail.New(fail.Conflict, "the cluster has lost record %d of %s%s: its streams may have been restored from a backup", after, r.prefix, id).
+			WithHint("agent-sessionizer cluster leave --force # on every host; then found a new cluster")
 	case rerr != nil:
 		return 0, errors.Join(err, rerr)
 	case next.ID == unique:
 		return next.Seq, nil
 	}
 	return 0, fmt.Errorf("write %s%s to the cluster: host %s: %w", r.prefix, id, next.Host, ErrConflict)
+}
+
+// lacks reports whether the latest record of id is earlier than one that was acknowledged. A server that just
+// lost touch with the others may lack it for a moment.
+func (r records) lacks(ctx context.Context, id string, acknowledged uint64) bool {
+	last, err := r.last(ctx, id)
+	return (err == nil || errors.Is(err, ErrNone)) && last.Seq < acknowledged
 }
 
 // isConflict reports whether the stream has, or is about to have, another last record.
