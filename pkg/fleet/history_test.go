@@ -121,7 +121,7 @@ func TestClaimsAreLinearizable(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 			h := all[n%hosts]
 			began := time.Now()
-			released, err := core.Lost(t.Context(), h.Name)
+			released, err := core.Lost(t.Context(), h.Name, "")
 			if err != nil {
 				t.Fatal(err)
 			}

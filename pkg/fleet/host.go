@@ -105,6 +105,12 @@ func (h *Host) renew(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if s.released != is.Incarnation { // a core that revoked this host may have seen it again before it released its tasks
+			if _, err := h.Tasks.Lost(ctx, is.Name, is.Incarnation); err != nil {
+				return err
+			}
+			s.released = is.Incarnation
+		}
 		if h.Core {
 			if err := s.look(ctx, is.Name); err != nil {
 				h.Log.WarnContext(ctx, "failed to look at the other hosts", "error", err)
@@ -289,15 +295,16 @@ func (h *Host) wishes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// supervisor ends the claims of hosts that are lost.
+// supervisor ends the claims of hosts that are lost, and of this host's earlier incarnations.
 type supervisor struct {
 	*Host
 	silence cluster.Silence
 	done    map[string]uint64 // by host: the heartbeat after which its claims were ended
 
-	swept   time.Duration // when claims that no host works on were searched
-	counted time.Duration // when the waiting tasks were compared with their offers
-	short   bool          // there were too few
+	released string        // incarnation of this host of which no claims of an earlier one are left
+	swept    time.Duration // when claims that no host works on were searched
+	counted  time.Duration // when the waiting tasks were compared with their offers
+	short    bool          // there were too few
 }
 
 // countEvery is the time between two comparisons of the waiting tasks with their offers. Two in a row
@@ -351,7 +358,7 @@ func (s *supervisor) look(ctx context.Context, own string) error {
 			s.Log.WarnContext(ctx, "revoked a host that sent no heartbeat", "host", is.Name, "after", cluster.RevokeAfter)
 			continue // the next look releases its tasks
 		}
-		released, err := s.Tasks.Lost(ctx, is.Name)
+		released, err := s.Tasks.Lost(ctx, is.Name, "")
 		for _, id := range released {
 			s.Log.WarnContext(ctx, "released a task of a lost host", "task", id, "host", is.Name)
 		}

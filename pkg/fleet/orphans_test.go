@@ -99,3 +99,54 @@ func TestLateClaims(t *testing.T) {
 	sweep(two, incarnation, nil, "000000000002", "two")
 	sweep(two, two.lease(), nil, "000000000002", "")
 }
+
+// TestEarlyReturn lets a host return after a core has revoked it, and before that released its tasks.
+func TestEarlyReturn(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	core, two := newHost(t, c, "core", newStarts()), newHost(t, c, "two", newStarts())
+	hosts := testcluster.Open(t, func() (*cluster.Hosts, error) { return cluster.OpenHosts(t.Context(), c.JetStream(), "two", 1) })
+	const id = "000000000001"
+	submit(t, core, id, task.RerunIfNotStarted)
+	is := cluster.Host{Name: "two", FreeSlots: 1, FreeMemory: 1 << 40, Incarnation: two.lease()}
+	o, ok, err := two.Queue.Take(t.Context(), is, 10*time.Second)
+	if err != nil || !ok {
+		t.Fatalf("Take of the queue = %t, %v, want an offer", ok, err)
+	}
+	if took, err := two.Take(t.Context(), o); err != nil || !took {
+		t.Fatalf("Take = %t, %v, want the task", took, err)
+	}
+	if _, err := cluster.NewLease(hosts, func() time.Duration { return 0 }).Renew(t.Context(), is); err != nil {
+		t.Fatal(err)
+	}
+	found, seq, err := hosts.Get(t.Context(), "two")
+	if err == nil {
+		err = hosts.Revoke(t.Context(), found, seq, "core")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	abandoned := make(chan string, 1)
+	host := fleet.Host{
+		Tasks: two.Tasks, Hosts: hosts, Log: slog.New(slog.DiscardHandler),
+		Describe: func(context.Context) (cluster.Host, error) { return cluster.Host{Name: "two", Drained: true}, nil },
+		Abandon: func(_ context.Context, tasks []string) error {
+			for _, id := range tasks {
+				abandoned <- id
+			}
+			return nil
+		},
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { host.Serve(ctx) })
+	defer func() { stop(); serving.Wait() }()
+	if got := <-abandoned; got != id {
+		t.Errorf("abandoned task = %s, want %s", got, id)
+	}
+	testenv.WaitFor(t, "the release of the task", func() bool {
+		s, err := core.Get(t.Context(), id)
+		return err == nil && s.Host == ""
+	})
+}

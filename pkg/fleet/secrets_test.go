@@ -230,7 +230,7 @@ func TestSecretsReachTheHostOfATask(t *testing.T) {
 	t.Setenv(variable, value)
 
 	// The claim ends; another one begins.
-	if _, err := one.Lost(t.Context(), "two"); err != nil {
+	if _, err := one.Lost(t.Context(), "two", ""); err != nil {
 		t.Fatal(err)
 	}
 	refused("a claim that has ended", fail.Policy, "does not have task", ask(two, "one", two.request(t, id, fence)))

@@ -670,8 +670,9 @@ func (f *Tasks) Request(ctx context.Context, id string, desired task.DesiredPhas
 // ended reports whether nothing of a task is left on its host but files.
 func ended(p task.Phase) bool { return p.Over() && p != task.FailedPreserved }
 
-// Lost ends the claims of a host. It returns the tasks that were released, and may be repeated.
-func (f *Tasks) Lost(ctx context.Context, host string) (released []string, err error) {
+// Lost ends the claims of a host except for those of one incarnation: none if keep is "". It returns the
+// tasks that were released, and may be repeated.
+func (f *Tasks) Lost(ctx context.Context, host, keep string) (released []string, err error) {
 	for e, err := range f.Tasks.Latest(ctx) {
 		if err != nil {
 			return released, err
@@ -683,7 +684,7 @@ func (f *Tasks) Lost(ctx context.Context, host string) (released []string, err e
 		if err != nil {
 			return released, err
 		}
-		if c.Host != host || ended(task.Phase(c.Row.Phase)) {
+		if c.Host != host || c.Incarnation == keep || ended(task.Phase(c.Row.Phase)) {
 			continue
 		}
 		if err := f.release(ctx, c.Row.ID, host, c.Incarnation); err != nil {

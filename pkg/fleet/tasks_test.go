@@ -336,7 +336,7 @@ func TestHostsAreLost(t *testing.T) {
 				}
 				mu.Unlock()
 				if late {
-					if _, err := core.Lost(t.Context(), h.Name); err != nil {
+					if _, err := core.Lost(t.Context(), h.Name, ""); err != nil {
 						t.Errorf("Lost(%s) = %v, want nil", h.Name, err)
 					}
 					if _, err := h.Store.Reincarnate(t.Context()); err != nil {
@@ -498,7 +498,7 @@ func TestDamagedEntries(t *testing.T) {
 		return err == nil && s.Row.Phase == string(task.Completed)
 	})
 	sameEverywhere(t, []*host{one, two}, []string{id})
-	if released, err := one.Lost(t.Context(), "two"); err != nil || len(released) != 0 {
+	if released, err := one.Lost(t.Context(), "two", ""); err != nil || len(released) != 0 {
 		t.Errorf("Lost with damaged entries = %q, %v, want nothing released", released, err)
 	}
 }
@@ -545,7 +545,7 @@ func TestLostAnswer(t *testing.T) {
 	if _, err := one.Tasks.Tasks.Append(t.Context(), id, cluster.Entry{Kind: cluster.Reported, Fence: claim.Fence, Data: data}, claim.Revision); err != nil {
 		t.Fatal(err)
 	}
-	if released, err := core.Lost(t.Context(), "one"); err != nil || len(released) != 1 {
+	if released, err := core.Lost(t.Context(), "one", ""); err != nil || len(released) != 1 {
 		t.Fatalf("Lost = %q, %v, want the task", released, err)
 	}
 	sameEverywhere(t, []*host{core, one}, []string{id})
