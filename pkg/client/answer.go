@@ -7,10 +7,11 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 )
 
-// checkAnswer refuses the sessions of an answer whose ids are none: they become parts of paths and of
-// commands.
+// checkAnswer refuses the sessions and questions of an answer whose ids are none: they become parts of paths
+// and of commands.
 func (c *Client) checkAnswer(result any) error {
 	var all []session.View
+	var questions []ops.Question
 	switch r := result.(type) {
 	case *session.View:
 		all = []session.View{*r}
@@ -20,6 +21,15 @@ func (c *Client) checkAnswer(result any) error {
 		all = []session.View{r.Session}
 	case *ops.SessionList:
 		all = r.Sessions
+	case *ops.Question:
+		questions = []ops.Question{*r}
+	case *ops.QuestionList:
+		questions = r.Questions
+	}
+	for _, q := range questions {
+		if !ids.Valid(q.ID) {
+			return fail.New(fail.Failure, "%s answered with a question that has an invalid id", c.name)
+		}
 	}
 	for _, s := range all {
 		// A session that is gone may have only its name, and the answer to a check has no session.

@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -14,6 +15,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/testcluster"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
+
+// TestStrangersCannotRestart sends, in the place of a name, what the server says about a full disk.
+func TestStrangersCannotRestart(t *testing.T) {
+	c := testcluster.Alone(t)
+	const name = "critical write error"
+	for _, o := range []nats.Option{nats.UserInfo(name, name), nats.Name(name)} {
+		nc, err := nats.Connect("tls://"+c.Options["a"].Listen, nats.Secure(&tls.Config{InsecureSkipVerify: true}), o, nats.NoReconnect()) //nolint:gosec // an attacker
+		if err == nil {
+			nc.Close()
+			t.Fatal("a stranger could log in")
+		}
+	}
+	if c.Cores["a"].Failed() {
+		t.Error("the core takes the text of a stranger for an error of its disk")
+	}
+}
 
 // TestWorkerIsConfined checks what a worker whose key was stolen can do, and that its
 // removal ends that.

@@ -7,8 +7,8 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -293,9 +293,14 @@ func (l serverLog) write(level slog.Level, format string, v []any) {
 
 func (l serverLog) Noticef(format string, v ...any) { l.write(slog.LevelDebug, format, v) }
 func (l serverLog) Warnf(format string, v ...any)   { l.write(slog.LevelDebug, format, v) }
+
+// diskFailed matches messages of the server's stores.
+var diskFailed = regexp.MustCompile(`^(Filestore|RAFT|JetStream) .*[Cc]ritical write error`)
+
 func (l serverLog) Errorf(format string, v ...any) {
-	// The server says so in no other way as long as it does not disable all streams.
-	if strings.Contains(strings.ToLower(fmt.Sprintf(format, v...)), "critical write error") {
+	// The server says so in no other way as long as it does not disable all streams. Messages about a client,
+	// who chooses some of their text, begin with its address.
+	if diskFailed.MatchString(format) {
 		l.failed.Store(true)
 	}
 	l.write(slog.LevelWarn, format, v)

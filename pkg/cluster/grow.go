@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -43,8 +42,8 @@ func (n *Node) grow(ctx context.Context) error {
 	spread := true
 	for _, name := range streamNames() {
 		ok, err := copied(ctx, js, name)
-		if is, api := errors.AsType[*jetstream.APIError](err); api && n.core.external() && slices.Contains(tooFew, is.ErrorCode) {
-			n.log.WarnContext(ctx, "the NATS cluster of cluster.url has too few servers for copies of the streams", "error", err)
+		if is, api := errors.AsType[*jetstream.APIError](err); api && n.core.external() && is.ErrorCode == alone {
+			n.log.WarnContext(ctx, "the NATS server of cluster.url is not part of a NATS cluster: the streams have no copies")
 			n.spread = true
 			return nil
 		}
@@ -60,8 +59,8 @@ func (n *Node) grow(ctx context.Context) error {
 	return n.retireWitness(ctx)
 }
 
-// tooFew are the errors of a NATS cluster with fewer servers than copies: errors.json of the server.
-var tooFew = []jetstream.ErrorCode{jetstream.ErrorCode(server.JSStreamReplicasNotSupportedErr), jetstream.ErrorCode(server.JSClusterNoPeersErrF), jetstream.ErrorCode(server.JSInsufficientResourcesErr)}
+// alone is the error of a NATS server that does not belong to a NATS cluster: errors.json of the server.
+const alone = jetstream.ErrorCode(server.JSStreamReplicasNotSupportedErr)
 
 // cores returns how many hosts are cores.
 func (n *Node) cores() (live int) {

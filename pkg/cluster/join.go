@@ -216,6 +216,9 @@ func (k *Keys) Join(ctx context.Context, t Token, is Applicant) (Admission, erro
 	if r.Admission == nil {
 		return Admission{}, fail.New(fail.ParseCode(r.Code), "join the cluster: %s", r.Error).WithHint("%s", r.Hint)
 	}
+	if f, err := Fingerprint([]byte(r.Authority)); err != nil || f != t.Fingerprint { // others may answer, too, if the cluster uses their NATS servers
+		return Admission{}, errors.Join(fail.New(fail.Policy, "join the cluster: the answer is not of the token's cluster"), err)
+	}
 	return *r.Admission, nil
 }
 

@@ -2,8 +2,10 @@ package cluster_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -139,6 +141,61 @@ func TestJoin(t *testing.T) {
 	}
 	if err := m.Remove(t.Context(), "nothing", time.Now()); fail.CodeOf(err) != fail.NotFound {
 		t.Errorf("Remove of an unknown host = %v, want not found", err)
+	}
+}
+
+// TestForeignNATS attacks as users of the NATS servers of cluster.url can: it writes an invitation, and answers
+// a host that wants to join.
+func TestForeignNATS(t *testing.T) {
+	c := testcluster.Alone(t)
+	js := c.JetStream()
+	m := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), js, "a", 1, c.Authority) })
+	token, i, err := cluster.NewToken([]string{c.Options["a"].Listen}, c.Authority.Certificate(), cluster.CoreOf, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(i)
+	if err == nil {
+		_, err = js.Publish(t.Context(), "invitation."+i.Nkey, []byte(`{"format":1,"body":`+string(text)+`}`))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := m.Invitations(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("invitations = %+v, %v, want none: no core wrote one", all, err)
+	}
+
+	nc, err := c.Cores["a"].Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	other, err := cluster.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var serving sync.WaitGroup
+	defer func() { stop(); serving.Wait() }()
+	serving.Go(func() {
+		a := cluster.Admitter{Cluster: "test", Members: m, Authority: other, Addrs: func(context.Context) ([]string, error) { return token.Addrs, nil }}
+		if err := a.Serve(ctx, nc); err != nil {
+			t.Error(err)
+		}
+	})
+	token = invite(t, c, m, cluster.Member, time.Hour)
+	keys, err := cluster.NewKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the answer", func() bool {
+		try, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = keys.Join(try, token, cluster.Applicant{Name: "box"})
+		return fail.CodeOf(err) != fail.Host // the other one does not answer yet
+	})
+	if fail.CodeOf(err) != fail.Policy {
+		t.Errorf("Join with an answer of another authority = %v, want it refused", err)
 	}
 }
 

@@ -33,40 +33,43 @@ type Membership struct {
 	Seq         uint64    `json:"-"`
 }
 
-// vouched is a membership with the signature of the cluster's authority. NATS lets each host choose where
-// answers to it go, so every host can put messages into every stream; only a core can sign.
+// vouched is a membership or an invitation with the signature of the cluster's authority. NATS lets each host
+// choose where answers to it go, so every host can put messages into every stream; only a core can sign.
 type vouched struct {
 	Text      []byte `json:"text"`
-	Signature []byte `json:"signature"` // ECDSA in ASN.1, of the SHA-256 of memberDomain and Text
+	Signature []byte `json:"signature"` // ECDSA in ASN.1, of the SHA-256 of a domain and Text
 }
 
-// memberDomain keeps signatures of memberships apart from others by the same key.
-const memberDomain = "agent-sessionizer member\x00"
+// The domains keep signatures apart from others by the same key.
+const (
+	memberDomain     = "agent-sessionizer member\x00"
+	invitationDomain = "agent-sessionizer invitation\x00"
+)
 
-// vouch signs a membership.
-func (a *Authority) vouch(is Membership) (v vouched, err error) {
+// vouch signs a membership or an invitation.
+func (a *Authority) vouch(domain string, is any) (v vouched, err error) {
 	if a.key == nil {
 		return v, fail.New(fail.Policy, "only a core can change the members of the cluster").WithHint("agent-sessionizer cluster list # then run it on a core")
 	}
 	if v.Text, err = json.Marshal(is); err != nil {
 		return v, err
 	}
-	sum := sha256.Sum256([]byte(memberDomain + string(v.Text)))
+	sum := sha256.Sum256([]byte(domain + string(v.Text)))
 	v.Signature, err = ecdsa.SignASN1(rand.Reader, a.key, sum[:])
 	return v, err
 }
 
-// read returns a membership, if the authority signed it. Otherwise, the error is ErrDamaged, wrapped.
-func (a *Authority) read(v vouched) (is Membership, err error) {
+// read decodes what the authority signed. If it did not, the error is ErrDamaged, wrapped.
+func (a *Authority) read(domain string, v vouched, is any) error {
 	key, ok := a.cert.PublicKey.(*ecdsa.PublicKey)
-	sum := sha256.Sum256([]byte(memberDomain + string(v.Text)))
+	sum := sha256.Sum256([]byte(domain + string(v.Text)))
 	if !ok || !ecdsa.VerifyASN1(key, sum[:], v.Signature) {
-		return is, fmt.Errorf("a membership is not signed by the cluster's authority: %w", ErrDamaged)
+		return fmt.Errorf("the cluster's authority did not sign it: %w", ErrDamaged)
 	}
-	if err := json.Unmarshal(v.Text, &is); err != nil {
-		return is, fmt.Errorf("%w: %w", ErrDamaged, err)
+	if err := json.Unmarshal(v.Text, is); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	return is, nil
+	return nil
 }
 
 // Invitation is a token that admits one host.
@@ -149,7 +152,7 @@ func (m *Members) Add(ctx context.Context, is Membership) error {
 // write writes a member after the record with a sequence number.
 func (m *Members) write(ctx context.Context, is Membership, after uint64) error {
 	is.Version++
-	v, err := m.authority.vouch(is)
+	v, err := m.authority.vouch(memberDomain, is)
 	if err == nil {
 		_, err = m.members.append(ctx, is.Name, v, after)
 	}
@@ -157,17 +160,29 @@ func (m *Members) write(ctx context.Context, is Membership, after uint64) error 
 }
 
 // read reads a member. The error is ErrDamaged, wrapped, if no core wrote it.
-func (m *Members) read(r record, err error) (Membership, error) {
+func (m *Members) read(r record, err error) (is Membership, _ error) {
 	v, err := body[vouched](r, err)
-	if err != nil {
-		return Membership{}, err
+	if err == nil {
+		err = m.authority.read(memberDomain, v, &is)
 	}
-	is, err := m.authority.read(v)
 	if err == nil && is.Name != r.Key {
 		err = fmt.Errorf("the membership of host %q is that of %q: %w", r.Key, is.Name, ErrDamaged)
 	}
 	is.Seq = r.Seq
 	return is, err
+}
+
+// invitation reads an invitation, like read.
+func (m *Members) invitation(r record, err error) (i Invitation, _ error) {
+	v, err := body[vouched](r, err)
+	if err == nil {
+		err = m.authority.read(invitationDomain, v, &i)
+	}
+	if err == nil && i.Nkey != r.Key {
+		err = fmt.Errorf("the invitation of %q is that of %q: %w", r.Key, i.Nkey, ErrDamaged)
+	}
+	i.Seq = r.Seq
+	return i, err
 }
 
 // Remove ends the membership of a host. From then on, no core accepts its key.
@@ -209,8 +224,14 @@ func (m *Members) change(ctx context.Context, name string, f func(*Membership) b
 }
 
 // Invite adds an invitation.
-func (m *Members) Invite(ctx context.Context, i Invitation) error {
-	_, err := m.invitations.append(ctx, i.Nkey, i, 0)
+func (m *Members) Invite(ctx context.Context, i Invitation) error { return m.invite(ctx, i, 0) }
+
+// invite writes an invitation after the record with a sequence number.
+func (m *Members) invite(ctx context.Context, i Invitation, after uint64) error {
+	v, err := m.authority.vouch(invitationDomain, i)
+	if err == nil {
+		_, err = m.invitations.append(ctx, i.Nkey, v, after)
+	}
 	return err
 }
 
@@ -219,7 +240,7 @@ func (m *Members) Invite(ctx context.Context, i Invitation) error {
 func (m *Members) use(ctx context.Context, token, nkey string, now time.Time) (Invitation, error) {
 	const hint = "on a host of the cluster: agent-sessionizer cluster token"
 	for {
-		i, err := invitation(m.invitations.last(ctx, token))
+		i, err := m.invitation(m.invitations.last(ctx, token))
 		switch {
 		case errors.Is(err, ErrNone):
 			return i, fail.New(fail.Policy, "the token is unknown").WithHint(hint)
@@ -233,7 +254,7 @@ func (m *Members) use(ctx context.Context, token, nkey string, now time.Time) (I
 			return i, fail.New(fail.Policy, "the token expired at %s", i.Expires.Format(time.RFC3339)).WithHint(hint)
 		}
 		i.Used = nkey
-		if _, err = m.invitations.append(ctx, token, i, i.Seq); !errors.Is(err, ErrConflict) {
+		if err = m.invite(ctx, i, i.Seq); !errors.Is(err, ErrConflict) {
 			return i, err
 		}
 	}
@@ -268,7 +289,7 @@ func (m *Members) changed(ctx context.Context, after uint64, by map[string]Membe
 // Invitations returns all invitations, also those that were used. It is for cores.
 func (m *Members) Invitations(ctx context.Context) (all []Invitation, err error) {
 	for r, err := range m.invitations.each(ctx) {
-		i, err := invitation(r, err)
+		i, err := m.invitation(r, err)
 		if errors.Is(err, ErrDamaged) {
 			continue
 		}
@@ -284,17 +305,8 @@ func (m *Members) Invitations(ctx context.Context) (all []Invitation, err error)
 func (m *Members) tidy(ctx context.Context) error {
 	return errors.Join(
 		m.members.tidy(ctx, func(r record, err error) bool { _, err = m.read(r, err); return err == nil }),
-		m.invitations.tidy(ctx, func(r record, err error) bool {
-			i, err := invitation(r, err)
-			return err == nil && i.Nkey == r.Key
-		}),
+		m.invitations.tidy(ctx, func(r record, err error) bool { _, err = m.invitation(r, err); return err == nil }),
 	)
-}
-
-func invitation(r record, err error) (Invitation, error) {
-	i, err := body[Invitation](r, err)
-	i.Seq = r.Seq
-	return i, err
 }
 
 // watch returns a channel that receives a value after each change, until ctx ends; try limits the

@@ -406,21 +406,29 @@ func (n *Node) refresh(ctx context.Context) error {
 		}
 	}
 	n.mu.Lock()
-	n.members, n.seen = by, newest
-	changed := len(addrs) > 0 && !slices.Equal(addrs, n.State.Addrs)
-	if changed {
+	n.members = by
+	if len(addrs) > 0 {
 		n.State.Addrs = addrs
 	}
 	n.mu.Unlock()
 	n.closeRemoved()
-	if changed {
-		if err := n.State.Save(n.dir); err != nil {
-			return err
-		}
+	if err := n.apply(ctx, members, newest != seen); err != nil || newest == seen {
+		return err
 	}
+	if err := errors.Join(n.State.Save(n.dir), saveMembers(n.dir, members)); err != nil {
+		return err // it is tried again: the disk may be full
+	}
+	n.mu.Lock()
+	n.seen = newest
+	n.mu.Unlock()
+	return nil
+}
+
+// apply lets the members in on a core, and makes other hosts use the present cores.
+func (n *Node) apply(ctx context.Context, members []Membership, changed bool) (err error) {
 	if n.core == nil {
-		if newest != seen {
-			err = errors.Join(saveMembers(n.dir, members), n.nc.SetServerPool(urls(n.State.Addrs)))
+		if changed {
+			err = n.nc.SetServerPool(urls(n.State.Addrs))
 		}
 		return errors.Join(err, n.leaveRemoved())
 	}
@@ -428,7 +436,7 @@ func (n *Node) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(n.core.Authorize(members, invitations), n.authorizeWitness(members), saveMembers(n.dir, members))
+	return errors.Join(n.core.Authorize(members, invitations), n.authorizeWitness(members))
 }
 
 func (n *Node) authorizeWitness(members []Membership) error {

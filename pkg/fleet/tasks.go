@@ -505,7 +505,14 @@ func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uin
 		return err
 	}
 	var all []store.Replica
+	size := 0
 	for _, e := range entries {
+		if size >= storeMost { // each entry may name large parts
+			if err := f.Store.Replicate(ctx, all, f.incomplete.before(e.Seq-1)); err != nil {
+				return err
+			}
+			all, size = nil, 0
+		}
 		if !again && f.incomplete.holds(e) {
 			continue
 		}
@@ -547,9 +554,16 @@ func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uin
 			is.Fence = c.Fence
 		}
 		all = append(all, is)
+		size += len(is.Task.Manifest) + len(is.Text)
+		for _, ev := range is.Events {
+			size += len(ev.Data)
+		}
 	}
 	return f.Store.Replicate(ctx, all, f.incomplete.before(position))
 }
+
+// storeMost limits what is stored at once, in bytes, beyond one entry.
+const storeMost = 16 << 20
 
 // chunk limits the events of one entry, in bytes.
 const chunk = 256 << 10

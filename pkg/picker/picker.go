@@ -10,7 +10,9 @@ package picker
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -61,9 +63,11 @@ type Picker struct {
 	Client  string   // tmux client to pick for, "" if unknown
 	Unicode bool     // see the function Unicode
 
-	// Others returns the sessions on other hosts of the cluster. It may take seconds, and is
+	// Others returns the sessions on the other hosts of the cluster that answer. It may take seconds, and is
 	// called again and again while the picker is open. It is nil outside a cluster.
-	Others func(context.Context) []Remote
+	Others func(context.Context) map[string][]session.View
+	// Environ has further environment variables for the commands that fzf runs.
+	Environ map[string]string
 
 	others     *others
 	clones     cloneCacheReader
@@ -76,7 +80,7 @@ type Picker struct {
 func New(m *session.Manager, con *console.Console, listed []string) *Picker {
 	return &Picker{
 		Manager: m, Console: con, Listed: listed, Unicode: Unicode(os.Getenv),
-		others: &others{},
+		others: &others{hosts: map[string]report{}},
 		clones: cloneCacheReader{file: cloneCache(m.Config.Paths), roots: m.Config.Roots},
 	}
 }
@@ -183,17 +187,18 @@ func picked(code int, out []string) (Pick, error) {
 	return pick, nil
 }
 
-// now returns the current rows, and a text that changes whenever the content of
+// now returns the current rows, and a sum that changes whenever the content of
 // previews does.
 func (p *Picker) now(ctx context.Context) (lines []string, observations string, err error) {
 	states, repos, err := p.read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
+	sum := sha256.New()
 	for _, s := range states {
-		observations += fmt.Sprintf("%s %d %s ", s.ID, s.seen.UnixNano(), s.Message())
+		fmt.Fprintf(sum, "%s %d %s ", s.ID, s.seen.UnixNano(), s.Message())
 	}
-	return p.lines(states, repos, time.Now()), observations, nil
+	return p.lines(states, repos, time.Now()), string(sum.Sum(nil)), nil
 }
 
 const (
@@ -263,6 +268,7 @@ const (
 // setenv sets the environment for the commands that fzf runs; restore undoes that.
 func (p *Picker) setenv(r *workDir) (restore func()) {
 	vars := map[string]string{selfVar: p.Manager.Self, rowsVar: r.rows(), clientVar: p.Client}
+	maps.Copy(vars, p.Environ)
 	if p.Console.Color() {
 		vars["CLICOLOR_FORCE"] = "1" // the preview's output is a pipe
 	}

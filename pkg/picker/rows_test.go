@@ -111,19 +111,20 @@ func TestOrderOfOneRepository(t *testing.T) {
 func TestOthers(t *testing.T) {
 	p := newPicker(t)
 	p.put(t, row{id: "000000000001", slug: "o/own", phase: session.Ready})
-	other := func(host, id, slug string, state guestproto.AgentState) Remote {
+	other := func(id, slug string, state guestproto.AgentState) session.View {
 		v := session.View{ID: id, Repo: slug, RepoKey: "github.com/" + slug, State: session.Ready, Desired: session.Ready}
 		if state != "" {
 			v.Attention = &session.Attention{State: state, Agent: "claude", Since: time.Now()}
 		}
-		return Remote{Host: host, View: v}
+		return v
 	}
-	task := other("box2", "000000000005", "o/task", "")
+	task := other("000000000005", "o/task", "")
 	task.Task = "00000000000a"
-	p.others.set([]Remote{
-		other("box2", "000000000001", "o/own", ""), other("box3", "000000000003", "o/asks", guestproto.AgentBlocked),
-		other("box2", "$(touch x)", "o/hostile", ""), task,
-	})
+	now := time.Now()
+	p.others.set(map[string][]session.View{
+		"box2": {other("000000000001", "o/own", ""), other("$(touch x)", "o/hostile", ""), task},
+		"box3": {other("000000000003", "o/asks", guestproto.AgentBlocked)},
+	}, now)
 	p.checkOrder(t, []string{"o/asks box3", "o/own ready", "o/own box2"})
 	var keys []string
 	lines, _, err := p.now(t.Context())
@@ -137,12 +138,19 @@ func TestOthers(t *testing.T) {
 	if got, ok := ParseKey(keys[0]); !ok || got != (Target{Session: "000000000003", Host: "box3"}) || got.Open() != "box3:000000000003" {
 		t.Errorf("ParseKey(%q) = %+v, %t, want the session of box3", keys[0], got, ok)
 	}
-	many := make([]Remote, maxOthers+1)
+
+	// A host with very many sessions does not hide those of others. One that does not answer keeps its rows
+	// for a while.
+	many := make([]session.View, maxOthers+1)
 	for i := range many {
-		many[i] = other("box2", fmt.Sprintf("%012x", i), "o/r", "")
+		many[i] = other(fmt.Sprintf("%012x", i), "o/r", "")
 	}
-	if p.others.set(many); len(p.others.get()) != maxOthers {
-		t.Errorf("sessions of other hosts = %d, want %d", len(p.others.get()), maxOthers)
+	now = now.Add(silentFor)
+	if p.others.set(map[string][]session.View{"box2": many}, now); len(p.others.get()) != maxOthers+1 {
+		t.Errorf("sessions of other hosts = %d, want %d of box2 and one of box3", len(p.others.get()), maxOthers)
+	}
+	if p.others.set(nil, now.Add(time.Second)); len(p.others.get()) != maxOthers {
+		t.Errorf("sessions of other hosts = %d, want none of box3", len(p.others.get()))
 	}
 }
 
@@ -159,7 +167,7 @@ func TestRowsAreHarmless(t *testing.T) {
 		p.put(t, row{id: "cccccccccccc", key: "local:/c", slug: "piled" + strings.Repeat("\u0301", 900), phase: session.Broken, err: hostile})
 		p.observation(t, "aaaaaaaaaaaa", guestproto.Observation{Changes: &guestproto.Changes{Branch: strings.Repeat(hostile, 9), Commits: 3}})
 		p.Listed = []string{"o/r", "/tmp/x'$(touch y)'", "https://x.example/`id`", hostile}
-		p.others.set([]Remote{{Host: "box2", View: session.View{ID: "dddddddddddd", Name: hostile, Repo: hostile, RepoKey: hostile, Branch: hostile, State: hostile}}})
+		p.others.set(map[string][]session.View{"box2": {{ID: "dddddddddddd", Name: hostile, Repo: hostile, RepoKey: hostile, Branch: hostile, State: hostile}}}, time.Now())
 		lines, _, err := p.now(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -184,16 +184,22 @@ func (a *App) Sessions(ctx context.Context, h ops.Host) (sessions []HostSession,
 	return sessionsOf(answers), clustered, err
 }
 
-// OtherSessions returns the sessions of the other hosts of the cluster that answer in time. It does not report
-// those that do not, and leaves out names that no session has: a shell may get them.
-func (a *App) OtherSessions(ctx context.Context) []HostSession {
+// OtherSessions returns the sessions of the other hosts of the cluster that answer in time, by host. It leaves
+// out names that no session has: a shell may get them.
+func (a *App) OtherSessions(ctx context.Context) map[string][]session.View {
 	all, _, err := a.hosts(ctx, ops.Engine{})
 	if err != nil {
 		return nil
 	}
-	return slices.DeleteFunc(sessionsOf(askEach(ctx, all, listSessions)), func(s HostSession) bool {
-		return cluster.CheckName(s.Name) != nil // the same form
-	})
+	by := map[string][]session.View{}
+	for _, one := range askEach(ctx, all, listSessions) {
+		if one.err == nil {
+			by[one.name] = slices.DeleteFunc(one.value.Sessions, func(s session.View) bool {
+				return cluster.CheckName(s.Name) != nil // the same form
+			})
+		}
+	}
+	return by
 }
 
 func listSessions(ctx context.Context, h ops.Host) (ops.SessionList, error) {

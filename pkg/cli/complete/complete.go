@@ -236,9 +236,12 @@ func Sessions(a *app.App, phases ...session.Phase) Lister {
 		a.AnyHost, a.Chosen = true, "" // no flag chose it, but completion itself works on this host
 		ctx, cancel := context.WithTimeout(ContextOf(cmd), CompletionTime)
 		defer cancel()
-		for _, s := range a.OtherSessions(ctx) {
-			if len(phases) == 0 || slices.Contains(phases, s.State) {
-				offer = append(offer, fmt.Sprintf("%s:%s\t%s", s.Host, s.Name, termtext.Line(string(s.State)+" "+s.DisplayName())))
+		others := a.OtherSessions(ctx)
+		for _, host := range slices.Sorted(maps.Keys(others)) {
+			for _, s := range others[host] {
+				if len(phases) == 0 || slices.Contains(phases, s.State) {
+					offer = append(offer, fmt.Sprintf("%s:%s\t%s", host, s.Name, termtext.Line(string(s.State)+" "+s.DisplayName())))
+				}
 			}
 		}
 		return offer

@@ -225,11 +225,15 @@ func waitingQuestions(a *app.App) complete.Lister {
 func choicesOf(a *app.App) complete.Lister {
 	return func(cmd *cobra.Command, args []string) []string {
 		for _, q := range openQuestions(a, cmd) {
-			if strings.HasPrefix(q.ID, args[0]) && !q.OfGateway() && !guestproto.QuestionKind(q.Kind).Decides() {
+			switch {
+			case !strings.HasPrefix(q.ID, args[0]):
+			case q.OfGateway() || guestproto.QuestionKind(q.Kind).Decides():
+				return []string{guestproto.Allow, guestproto.Deny}
+			default:
 				return q.Choices
 			}
 		}
-		return []string{guestproto.Allow, guestproto.Deny}
+		return nil
 	}
 }
 

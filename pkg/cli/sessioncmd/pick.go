@@ -56,12 +56,9 @@ func pick(ctx context.Context, a *app.App, o OpenOptions) error {
 		return err
 	}
 	p.Client = o.Client
-	p.Others = func(ctx context.Context) []picker.Remote {
-		var others []picker.Remote
-		for _, s := range a.OtherSessions(ctx) {
-			others = append(others, picker.Remote{Host: s.Host, View: s.View})
-		}
-		return others
+	p.Others = a.OtherSessions
+	if a.Chosen != "" {
+		p.Environ = map[string]string{app.HostVariable: a.Chosen}
 	}
 	picked, err := p.Run(ctx)
 	if err != nil {
@@ -184,7 +181,7 @@ func runPicker(ctx context.Context, a *app.App, action string, keys []string) er
 func previewRemote(ctx context.Context, a *app.App, p *picker.Picker, t picker.Target, width, height int) error {
 	ctx, cancel := context.WithTimeout(ctx, app.AskLimit)
 	defer cancel()
-	return eachSession(ctx, a, []picker.Target{t}, func(h ops.Host, s session.View) error {
+	return eachSession(ctx, a, a.QuietHost, []picker.Target{t}, func(h ops.Host, s session.View) error {
 		seen, err := ops.GetScreen.On(ctx, h, ops.SessionPath{ID: s.ID})
 		if code := fail.CodeOf(err); err != nil && code != fail.Conflict && code != fail.NotFound { // its guest has reported nothing
 			return err
@@ -210,7 +207,7 @@ func openPicked(ctx context.Context, a *app.App, targets []picker.Target) (say s
 }
 
 func stopPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
-	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+	return eachSession(ctx, a, a.Host, targets, func(h ops.Host, s session.View) error {
 		_, err := ops.StopSession.On(ctx, h, ops.StopRequest{SessionPath: ops.SessionPath{ID: s.ID}})
 		return err
 	})
@@ -218,7 +215,7 @@ func stopPicked(ctx context.Context, a *app.App, targets []picker.Target) error 
 
 // destroyPicked shows what would be lost, asks, and leaves the work to the keeper.
 func destroyPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
-	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+	return eachSession(ctx, a, a.Host, targets, func(h ops.Host, s session.View) error {
 		a.Con.Say("looking for unsaved work in %s", app.NameOn(h, s.Name))
 		lost, err := ops.GetUnsaved.On(ctx, h, ops.SessionPath{ID: s.ID})
 		if err != nil {
@@ -238,7 +235,7 @@ func destroyPicked(ctx context.Context, a *app.App, targets []picker.Target) err
 
 // answerPicked shows what agents ask, and sends the answers that the user types.
 func answerPicked(ctx context.Context, a *app.App, targets []picker.Target) error {
-	return eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+	return eachSession(ctx, a, a.Host, targets, func(h ops.Host, s session.View) error {
 		list, err := ops.ListQuestions.On(ctx, h, ops.QuestionQuery{Session: s.ID})
 		if err != nil {
 			return err
@@ -304,7 +301,7 @@ func isYes(line string) bool {
 }
 
 func copyPicked(ctx context.Context, a *app.App, targets []picker.Target) (say string, err error) {
-	err = eachSession(ctx, a, targets, func(h ops.Host, s session.View) error {
+	err = eachSession(ctx, a, a.Host, targets, func(h ops.Host, s session.View) error {
 		command := "agent-sessionizer ssh " + ssh.Quote(app.NameOn(h, s.Name))
 		say = picker.Say("copied: " + command)
 		if os.Getenv("TMUX") != "" {
@@ -326,9 +323,9 @@ func terminalClipboard(text string) error {
 	return err
 }
 
-// eachSession calls f for each target that is a session.
-func eachSession(ctx context.Context, a *app.App, targets []picker.Target, f func(ops.Host, session.View) error) error {
-	h, err := a.Host(ctx)
+// eachSession calls f for each target that is a session. here opens this host.
+func eachSession(ctx context.Context, a *app.App, here func(context.Context) (ops.Host, error), targets []picker.Target, f func(ops.Host, session.View) error) error {
+	h, err := here(ctx)
 	if err != nil {
 		return err
 	}
