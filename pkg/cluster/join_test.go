@@ -150,6 +150,9 @@ func TestForeignNATS(t *testing.T) {
 	c := testcluster.Alone(t)
 	js := c.JetStream()
 	m := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), js, "a", 1, c.Authority) })
+	if err := m.Add(t.Context(), c.Members[0]); err != nil {
+		t.Fatal(err)
+	}
 	token, i, err := cluster.NewToken([]string{c.Options["a"].Listen}, c.Authority.Certificate(), cluster.CoreOf, time.Hour)
 	if err != nil {
 		t.Fatal(err)
