@@ -37,7 +37,8 @@ type Host struct {
 	// Clock is the time since the host booted; nil means bootclock.Now.
 	Clock func() time.Duration
 
-	lease *cluster.Lease
+	lease    *cluster.Lease
+	released string // incarnation of which no claims of an earlier one are left
 }
 
 // These are the pauses between two rounds of the loops.
@@ -105,11 +106,13 @@ func (h *Host) renew(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if s.released != is.Incarnation { // a core that revoked this host may have seen it again before it released its tasks
+		// A core that revoked this host may have seen it again before it released its tasks. This reads the latest
+		// entry of all tasks, so it is not done after each failure.
+		if h.released != is.Incarnation {
 			if _, err := h.Tasks.Lost(ctx, is.Name, is.Incarnation); err != nil {
 				return err
 			}
-			s.released = is.Incarnation
+			h.released = is.Incarnation
 		}
 		if h.Core {
 			if err := s.look(ctx, is.Name); err != nil {
@@ -295,16 +298,15 @@ func (h *Host) wishes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// supervisor ends the claims of hosts that are lost, and of this host's earlier incarnations.
+// supervisor ends the claims of hosts that are lost.
 type supervisor struct {
 	*Host
 	silence cluster.Silence
 	done    map[string]uint64 // by host: the heartbeat after which its claims were ended
 
-	released string        // incarnation of this host of which no claims of an earlier one are left
-	swept    time.Duration // when claims that no host works on were searched
-	counted  time.Duration // when the waiting tasks were compared with their offers
-	short    bool          // there were too few
+	swept   time.Duration // when claims that no host works on were searched
+	counted time.Duration // when the waiting tasks were compared with their offers
+	short   bool          // there were too few
 }
 
 // countEvery is the time between two comparisons of the waiting tasks with their offers. Two in a row
