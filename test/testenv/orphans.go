@@ -29,6 +29,10 @@ while [ "$found" ]; do
 	done
 done 2>/dev/null`
 
+// watcher must not become garbage: the end of its input would kill the tests, also while they exit, which
+// takes a second with the race detector.
+var watcher *exec.Cmd //nolint:unused // see above
+
 // watch starts a process that ends what the tests leave when they are killed, by their
 // time limit for example. It works on Linux, for the binaries that "go test" builds:
 // their path is that of one run. The caller keeps what it returns.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 )
@@ -63,12 +62,11 @@ func WaitFor(t testing.TB, what string, done func() bool) {
 // coverage of child processes. Without one, they would print a warning to stderr, which
 // tests do not expect there.
 func Run(m *testing.M) int {
-	watcher, err := watch()
-	if err != nil {
+	var err error
+	if watcher, err = watch(); err != nil {
 		fmt.Fprintln(os.Stderr, "watch for processes that the tests leave:", err)
 		return 1
 	}
-	defer runtime.KeepAlive(watcher)
 	const place = "GOCOVERDIR"
 	if testing.CoverMode() == "" || os.Getenv(place) != "" {
 		return m.Run()
