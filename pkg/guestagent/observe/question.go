@@ -161,12 +161,20 @@ func Ask(ctx context.Context, g sys.Guest, text string, o AskOptions, out io.Wri
 // of those whose answer was taken, the newest first. It removes what has ended.
 func readQuestions(g sys.Guest) (open []question, taken []string) {
 	dir := g.Path(questionDir)
-	type end struct {
+	type ended struct {
 		id string
 		at time.Time
 	}
-	var ends []end
-	names := sys.Names(dir, maxQuestionDir)
+	var ends []ended
+	// A file that is renamed meanwhile may be missing from one list, under both names.
+	names := slices.Concat(sys.Names(dir, maxQuestionDir), sys.Names(dir, maxQuestionDir))
+	slices.Sort(names)
+	names = slices.Compact(names)
+	end := func(id string) {
+		if s, ok := stampOf(questionPath(g, id, takenFile)); ok {
+			ends = append(ends, ended{id, s.changed})
+		}
+	}
 	for _, name := range names {
 		id, suffix, _ := strings.Cut(name, ".")
 		if !guestproto.ValidQuestionID(id) {
@@ -184,7 +192,8 @@ func readQuestions(g sys.Guest) (open []question, taken []string) {
 				err = json.Unmarshal(data, &q)
 			}
 			if err != nil || q.ID != id {
-				continue // a file that disappears, or that is not ours
+				end(id) // perhaps its answer was taken since; otherwise, it is not ours
+				continue
 			}
 			if !isRunning(q.PID, q.Start) {
 				withdraw(g, id)
@@ -196,13 +205,11 @@ func readQuestions(g sys.Guest) (open []question, taken []string) {
 				_ = os.Remove(filepath.Join(dir, name)) // it came after the end of the question
 			}
 		case takenFile:
-			if s, ok := stampOf(filepath.Join(dir, name)); ok {
-				ends = append(ends, end{id, s.changed})
-			}
+			end(id)
 		}
 	}
 	slices.SortFunc(open, func(a, b question) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.ID, b.ID)) })
-	slices.SortFunc(ends, func(a, b end) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(ends, func(a, b ended) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.id, b.id)) })
 	for i, e := range ends {
 		if i >= guestproto.MaxTaken {
 			_ = os.Remove(filepath.Join(dir, e.id+takenFile))
