@@ -23,3 +23,10 @@ func (f *Tasks) Overdue(seq uint64, now time.Time) bool { return f.incomplete.ov
 func (h *Host) Sweep(ctx context.Context, own cluster.Host, lost map[string]uint64) error {
 	return h.sweep(ctx, own, lost)
 }
+
+// CatchUp stores what the log has of one task, at most some bytes at once.
+func (f *Tasks) CatchUp(ctx context.Context, id string, most int) error {
+	defer func(was int) { storeMost = was }(storeMost)
+	storeMost = most
+	return f.catchUp(ctx, id)
+}

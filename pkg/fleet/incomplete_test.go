@@ -107,3 +107,26 @@ func TestOverdue(t *testing.T) {
 		t.Error("an entry is overdue after others were forgotten, want it new")
 	}
 }
+
+// TestCatchUpKeepsPosition stores the entries of one task in several steps. The entries of other tasks before them
+// are still to be read.
+func TestCatchUpKeepsPosition(t *testing.T) {
+	c := testcluster.Alone(t)
+	opened(t, c)
+	core, two := newHost(t, c, "core", newStarts()), newHost(t, c, "two", newStarts())
+	const first, second = "000000000001", "000000000002"
+	submit(t, core, first, task.RerunIfNotStarted)
+	submit(t, core, second, task.RerunIfNotStarted)
+	if _, err := core.Request(t.Context(), second, task.Cancel); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.CatchUp(t.Context(), second, 1); err != nil {
+		t.Fatal(err)
+	}
+	if row, err := two.Store.Task(t.Context(), second); err != nil || row.Phase != string(task.Cancelled) {
+		t.Errorf("task after CatchUp = %s, %v, want it cancelled", row.Phase, err)
+	}
+	if got, err := two.Store.Position(t.Context()); err != nil || got != 0 {
+		t.Errorf("position after CatchUp of one task = %d, %v, want 0", got, err)
+	}
+}

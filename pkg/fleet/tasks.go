@@ -508,7 +508,7 @@ func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uin
 	size := 0
 	for _, e := range entries {
 		if size >= storeMost { // each entry may name large parts
-			if err := f.Store.Replicate(ctx, all, f.incomplete.before(e.Seq-1)); err != nil {
+			if err := f.Store.Replicate(ctx, all, f.incomplete.before(min(position, e.Seq-1))); err != nil {
 				return err
 			}
 			all, size = nil, 0
@@ -562,8 +562,8 @@ func (f *Tasks) store(ctx context.Context, entries []cluster.Entry, position uin
 	return f.Store.Replicate(ctx, all, f.incomplete.before(position))
 }
 
-// storeMost limits what is stored at once, in bytes, beyond one entry.
-const storeMost = 16 << 20
+// storeMost limits what is stored at once, in bytes, beyond one entry. Tests change it.
+var storeMost = 16 << 20
 
 // chunk limits the events of one entry, in bytes.
 const chunk = 256 << 10
