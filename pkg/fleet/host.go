@@ -43,8 +43,8 @@ type Host struct {
 
 // These are the pauses between two rounds of the loops.
 const (
-	takeWait = 2 * time.Second        // for an offer of a need that is known
-	shipWait = 500 * time.Millisecond // without news of the store
+	takeWait = 2 * time.Second // for an offer of a need that is known
+	shipWait = 5 * time.Second // without news of the store, which wake it
 	retry    = time.Second
 	restart  = 10 * time.Second // after this host's part could not start
 )
