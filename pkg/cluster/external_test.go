@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -61,26 +60,7 @@ func external(t *testing.T, servers int) {
 
 	works := func(from *cluster.Node) {
 		t.Helper()
-		testenv.WaitFor(t, "a tunnel", func() bool {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			c, err := from.Tunnels.Dial(ctx, "two")
-			if err != nil {
-				return false
-			}
-			defer c.Close()
-			_, err = io.WriteString(c, "hello")
-			return err == nil
-		})
-		c, err := two.Tunnels.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		got := make([]byte, 5)
-		if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
-			t.Errorf("through the tunnel = %q, %v, want hello", got, err)
-		}
+		hello(t, from, two)
 		testenv.WaitFor(t, "the members", func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()

@@ -43,6 +43,31 @@ func serve(t *testing.T, dir string) (n *cluster.Node, stop func()) {
 	return n, stop
 }
 
+// hello sends a word through a tunnel from one host to another.
+func hello(t *testing.T, from, to *cluster.Node) {
+	t.Helper()
+	testenv.WaitFor(t, "a tunnel", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		c, err := from.Tunnels.Dial(ctx, to.State.Name)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		_, err = io.WriteString(c, "hello")
+		return err == nil
+	})
+	c, err := to.Tunnels.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
+		t.Errorf("through the tunnel = %q, %v, want hello", got, err)
+	}
+}
+
 // TestNodes founds a cluster, lets a host join, restarts both and removes the host.
 func TestNodes(t *testing.T) {
 	dir := t.TempDir()
@@ -71,36 +96,13 @@ func TestNodes(t *testing.T) {
 		t.Errorf("Join again = %v, want a conflict", err)
 	}
 	two, stopTwo := serve(t, second)
-	hello := func() {
-		t.Helper()
-		testenv.WaitFor(t, "a tunnel", func() bool {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			c, err := one.Tunnels.Dial(ctx, "two")
-			if err != nil {
-				return false
-			}
-			defer c.Close()
-			_, err = io.WriteString(c, "hello")
-			return err == nil
-		})
-		c, err := two.Tunnels.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		got := make([]byte, 5)
-		if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
-			t.Errorf("through the tunnel = %q, %v, want hello", got, err)
-		}
-	}
-	hello()
+	hello(t, one, two)
 	stopOne()
 	one, _ = serve(t, first)
-	hello()
+	hello(t, one, two)
 	stopTwo()
 	two, _ = serve(t, second)
-	hello()
+	hello(t, one, two)
 	if two.State.Role != cluster.Member || two.State.Cluster != "team" {
 		t.Errorf("state of the second host = %+v, want a member of team", two.State)
 	}
