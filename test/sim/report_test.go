@@ -14,13 +14,13 @@ import (
 // result is what was measured of one fleet.
 type result struct {
 	size
-	tasks, cores int
-	join, start  time.Duration // of all hosts
-	idle, busy   usage
-	ran          int     // tasks of busy
-	submitted    float64 // per second
-	log          logged
-	rss          int64 // of the largest core at the end
+	cores       int
+	join, start time.Duration // of all hosts
+	idle, busy  usage
+	ran         int     // tasks of busy
+	submitted   float64 // per second
+	log         logged
+	rss         int64 // of the largest core at the end
 }
 
 // row is a figure of the table, and perhaps of the plot.

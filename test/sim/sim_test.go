@@ -23,8 +23,8 @@ import (
 
 // Environment variables that change the run.
 const (
-	hostsVariable = "SIM_HOSTS" // sizes of the fleet, as text; N/F: of N hosts, F follow the whole log
-	tasksVariable = "SIM_TASKS" // of each fleet
+	hostsVariable = "SIM_HOSTS" // sizes of the fleet, as text; N/F: of N hosts, F follow the whole log; N:T: N hosts run T tasks
+	tasksVariable = "SIM_TASKS" // of each fleet without a number of its own
 	coresVariable = "SIM_CORES" // 1 or 3
 	idleVariable  = "SIM_IDLE"  // seconds for which the idle fleet is measured
 	rateVariable  = "SIM_RATE"  // tasks per second that are submitted while hosts have room
@@ -46,18 +46,24 @@ func number(variable string, usual int) int {
 func TestMain(m *testing.M) { testenv.Main(m, testenv.Commands{coreCommand: runCore}) }
 
 // size is a fleet to measure.
-type size struct{ hosts, followers int }
+type size struct{ hosts, followers, tasks int }
 
 func sizes(text string) (all []size, err error) {
 	for _, word := range strings.Fields(text) {
+		word, tasks, ownTasks := strings.Cut(word, ":")
 		n, f, split := strings.Cut(word, "/")
-		var s size
+		s := size{tasks: number(tasksVariable, 1000)}
 		if s.hosts, err = strconv.Atoi(n); err != nil {
 			return nil, err
 		}
 		s.followers = min(s.hosts, followers)
 		if split {
 			if s.followers, err = strconv.Atoi(f); err != nil {
+				return nil, err
+			}
+		}
+		if ownTasks {
+			if s.tasks, err = strconv.Atoi(tasks); err != nil {
 				return nil, err
 			}
 		}
@@ -93,8 +99,8 @@ func TestSim(t *testing.T) {
 
 // measure runs one fleet.
 func measure(t *testing.T, s size) result {
-	tasks, cores := number(tasksVariable, 1000), number(coresVariable, 1)
-	r := result{size: s, tasks: tasks, cores: cores}
+	tasks, cores := s.tasks, number(coresVariable, 1)
+	r := result{size: s, cores: cores}
 	c := newCores(t, cores)
 	began := time.Now()
 	fleet := newFleet(t, c, s)
