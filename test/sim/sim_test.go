@@ -7,6 +7,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -89,6 +90,7 @@ func TestSim(t *testing.T) {
 	if t.Failed() {
 		return
 	}
+	slices.SortStableFunc(results, func(a, b result) int { return cmp.Compare(a.hosts, b.hosts) })
 	fmt.Print(table(results))
 	if dir := os.Getenv(docsVariable); dir != "" {
 		if err := document(dir, results); err != nil {
