@@ -195,6 +195,17 @@ func (u usage) since(was usage) usage {
 	}
 }
 
+// beyond returns what was used beyond what an idle fleet uses in the same time.
+func (u usage) beyond(idle usage) usage {
+	scale := u.at.Seconds() / idle.at.Seconds()
+	of := func(n int64) int64 { return int64(scale * float64(n)) }
+	time := func(d time.Duration) time.Duration { return time.Duration(of(int64(d))) }
+	return usage{
+		u.at, u.cpu - time(idle.cpu), u.hosts - time(idle.hosts), u.disk, u.written - of(idle.written), u.in - of(idle.in), u.out - of(idle.out), u.sent - of(idle.sent),
+		u.requests - of(idle.requests), u.consumers,
+	}
+}
+
 func (u usage) String() string {
 	s := u.at.Seconds()
 	return fmt.Sprintf("%.1f s: %.0f %% of a CPU, %.1f kB/s to the disk, %.0f messages/s in, %.0f out with %.0f kB/s, %.0f API requests/s, %d consumers",
@@ -381,10 +392,11 @@ func (c *cores) readLog(t *testing.T, ids []string, from, to int) (l logged) {
 			submitted[id] = meta.Timestamp
 		case cluster.Claimed:
 			claimed[id]++
-			switch i := order[id]; {
-			case i >= to:
+			i := order[id]
+			if i >= to || to == len(ids) {
 				claims = append(claims, meta.Timestamp)
-			case i >= from:
+			}
+			if i >= from && i < to {
 				l.idle = append(l.idle, meta.Timestamp.Sub(submitted[id]))
 			}
 		case cluster.Reported:

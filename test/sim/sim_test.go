@@ -24,7 +24,7 @@ import (
 
 // Environment variables that change the run.
 const (
-	hostsVariable = "SIM_HOSTS" // sizes of the fleet, as text; N/F: of N hosts, F follow the whole log; N:T: N hosts run T tasks
+	hostsVariable = "SIM_HOSTS" // sizes of the fleet, as text; N/F: of N hosts, F follow the whole log; N:T: N hosts run T tasks; N:T@R: R of them are submitted each second, and none wait
 	tasksVariable = "SIM_TASKS" // of each fleet without a number of its own
 	coresVariable = "SIM_CORES" // 1 or 3
 	idleVariable  = "SIM_IDLE"  // seconds for which the idle fleet is measured
@@ -47,7 +47,10 @@ func number(variable string, usual int) int {
 func TestMain(m *testing.M) { testenv.Main(m, testenv.Commands{coreCommand: runCore}) }
 
 // size is a fleet to measure.
-type size struct{ hosts, followers, tasks int }
+type size struct {
+	hosts, followers, tasks int
+	rate                    int // tasks per second, 0: as many as wait for hosts
+}
 
 func sizes(text string) (all []size, err error) {
 	for _, word := range strings.Fields(text) {
@@ -64,8 +67,14 @@ func sizes(text string) (all []size, err error) {
 			}
 		}
 		if ownTasks {
+			tasks, rate, paced := strings.Cut(tasks, "@")
 			if s.tasks, err = strconv.Atoi(tasks); err != nil {
 				return nil, err
+			}
+			if paced {
+				if s.rate, err = strconv.Atoi(rate); err != nil {
+					return nil, err
+				}
 			}
 		}
 		all = append(all, s)
@@ -120,6 +129,10 @@ func measure(t *testing.T, s size) result {
 	// Hosts have room for each of these when it is submitted.
 	rate := number(rateVariable, 20)
 	trickle := min(tasks/10, 60*rate)
+	if s.rate > 0 {
+		rate, trickle = s.rate, tasks-1
+	}
+	was := c.usage(t)
 	tick := time.NewTicker(time.Second / time.Duration(rate))
 	defer tick.Stop()
 	for range trickle {
@@ -127,16 +140,25 @@ func measure(t *testing.T, s size) result {
 		fleet.submit(t)
 	}
 	fleet.wait(t, 1+trickle)
+	r.busy = c.usage(t).since(was)
 
 	// The hosts ask for tasks, and there are none.
 	idle := c.usage(t)
 	time.Sleep(time.Duration(number(idleVariable, 15)) * time.Second) // that is what is measured
 	r.idle = c.usage(t).since(idle)
 	t.Logf("idle: %v", r.idle)
+	if s.rate > 0 {
+		r.busy, r.ran, r.submitted = r.busy.beyond(r.idle), trickle, float64(rate)
+		t.Logf("beyond that, %d tasks used %v", r.ran, r.busy)
+		r.log = c.readLog(t, fleet.ids(), 1, 1+trickle)
+		r.rss = c.memory(t)
+		fleet.stop()
+		return r
+	}
 
 	// The others wait before a host takes the first of them.
 	fleet.open.Store(false)
-	was, began := c.usage(t), time.Now()
+	was, began = c.usage(t), time.Now()
 	r.ran = tasks - trickle - 1
 	fleet.submitAll(t, r.ran, 64)
 	fleet.waitSent(t)
