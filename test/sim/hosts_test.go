@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,10 +28,11 @@ import (
 
 // Properties of the simulated hosts.
 const (
-	slots    = 16                     // so many that hosts, rather than slots, limit how many tasks are claimed
-	longest  = 200 * time.Millisecond // that a VM needs for a task, in all
-	joiners  = 8                      // hosts that join at the same time
-	patience = 4 * time.Hour          // a bound for machines of all speeds
+	slots     = 16                     // so many that hosts, rather than slots, limit how many tasks are claimed
+	longest   = 200 * time.Millisecond // that a VM needs for a task, in all
+	joiners   = 8                      // hosts that join at the same time
+	retryWait = 2 * time.Second        // before a task goes on after an error
+	patience  = 4 * time.Hour          // a bound for machines of all speeds
 )
 
 // machine is a simulated host.
@@ -40,6 +42,7 @@ type machine struct {
 	fleet *simFleet
 	store *store.Store
 	node  *cluster.Node
+	ctx   context.Context // while the host runs
 
 	mu      sync.Mutex
 	running map[string]bool // VMs, by task
@@ -146,6 +149,7 @@ func (f *simFleet) start(t *testing.T) {
 // serve does what fleet.Part does.
 func (h *machine) serve(ctx context.Context) {
 	defer h.node.Close()
+	h.ctx = ctx
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", h.name)
 	host := fleet.Host{
 		Tasks: &fleet.Tasks{Name: h.name, Tasks: h.node.Tasks, Entries: h.node.Entries, Queue: h.node.Queue, Store: h.store, Log: log, Outputs: noFiles}, Hosts: h.node.Hosts, Log: log,
@@ -186,7 +190,7 @@ func (h *machine) wake(ctx context.Context) error {
 	for _, c := range claims {
 		if c.Fence != 0 && !h.running[c.Task] {
 			h.running[c.Task] = true
-			go h.vm(ctx, c.Task)
+			go h.vm(h.ctx, c.Task)
 		}
 	}
 	return nil
@@ -195,10 +199,40 @@ func (h *machine) wake(ctx context.Context) error {
 // phases are those of a task that succeeds.
 var phases = []task.Phase{task.Pending, task.Staging, task.Provisioning, task.Ready, task.Running, task.Completing, task.Completed}
 
-// vm writes the events of a task, and waits for those for which a keeper waits.
+// vm runs a task until it has ended or belongs to another host. After an error, it goes on a little later, as a
+// keeper does.
 func (h *machine) vm(ctx context.Context, id string) {
-	for i, to := range phases[1:] {
-		from := phases[i]
+	for {
+		mine, err := h.run(ctx, id)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil && mine:
+			h.fleet.ended.Add(1)
+			return
+		case err == nil:
+			h.mu.Lock()
+			delete(h.running, id)
+			h.mu.Unlock()
+			return
+		}
+		fmt.Fprintf(os.Stderr, "task %s on %s: %v\n", id, h.name, err)
+		time.Sleep(retryWait) // a keeper waits, too
+	}
+}
+
+// run writes the events of a task, and waits for those for which a keeper waits. It reports whether the task still
+// belongs to this host.
+func (h *machine) run(ctx context.Context, id string) (mine bool, err error) {
+	row, err := h.store.Task(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	for i := slices.Index(phases, task.Phase(row.Phase)); i < len(phases)-1; i++ {
+		from, to := phases[i], phases[i+1]
+		if c, _, err := h.store.Claim(ctx, id); err != nil || c.Fence == 0 {
+			return false, err
+		}
 		err := h.store.AppendAll(ctx, id, []store.Event{
 			store.NewEvent(task.EventStep, lifecycle.Step{Name: "a step of the phase " + string(from), State: "start"}),
 			store.NewEvent(task.EventStep, lifecycle.Step{Name: "a step of the phase " + string(from), State: "done"}),
@@ -213,13 +247,10 @@ func (h *machine) vm(ctx context.Context, id string) {
 			_, err = h.store.AdvanceTask(ctx, id, string(from), string(to), store.NewEvent(task.EventPhase, task.PhaseChange{From: from, To: to}), func(*store.Task) {})
 		}
 		if err != nil {
-			if ctx.Err() == nil {
-				fmt.Fprintf(os.Stderr, "task %s on %s in %s: %v\n", id, h.name, from, err)
-			}
-			return
+			return false, err
 		}
 	}
-	h.fleet.ended.Add(1)
+	return true, nil
 }
 
 func id(i int64) string { return fmt.Sprintf("%012x", i) }

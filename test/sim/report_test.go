@@ -77,7 +77,11 @@ func table(all []result) string {
 	for _, r := range all {
 		add(0, fmt.Sprintf("%d hosts", r.hosts))
 		for i, row := range rows {
-			add(i+2, fmt.Sprintf(row.format, row.of(r)))
+			cell := "–" // idle hosts need so much that the difference means nothing
+			if v := row.of(r); v >= 0 {
+				cell = fmt.Sprintf(row.format, v)
+			}
+			add(i+2, cell)
 		}
 	}
 	for column := range lines[0] {
@@ -148,7 +152,7 @@ const (
 func plot(measured []result) string {
 	var all []result // the others differ in more than the number of hosts
 	for _, r := range measured {
-		if r.followers == measured[0].followers {
+		if r.followers == measured[0].followers && r.rate == measured[0].rate {
 			all = append(all, r)
 		}
 	}
