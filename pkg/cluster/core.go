@@ -126,6 +126,9 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 
 // start starts the server, and waits until it listens.
 func (c *Core) start(ctx context.Context) error {
+	if err := c.canListen(); err != nil {
+		return err
+	}
 	s, err := server.NewServer(c.opts.Clone())
 	if err != nil {
 		return fail.New(fail.Host, "start the cluster's server: %w", err)
@@ -145,6 +148,24 @@ func (c *Core) start(ctx context.Context) error {
 	if !s.ReadyForConnections(wait) {
 		c.Stop()
 		return fail.New(fail.Host, "start the cluster's server: it does not listen on port %d after %v", c.opts.Port, wait)
+	}
+	return nil
+}
+
+// canListen returns an error if another program listens on a port of the server, which would only log that.
+func (c *Core) canListen() error {
+	for _, a := range []struct {
+		host string
+		port int
+	}{{c.opts.Host, c.opts.Port}, {c.opts.Cluster.Host, c.opts.Cluster.Port}} {
+		if a.port <= 0 {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(a.host, strconv.Itoa(a.port)))
+		if err != nil {
+			return fail.New(fail.Host, "start the cluster's server: %w", err).WithHint("lsof -i :%d", a.port)
+		}
+		l.Close()
 	}
 	return nil
 }

@@ -57,32 +57,35 @@ type Node struct {
 
 // Start connects this host to its cluster, and starts its server if it is a core. It returns once
 // the cluster answers, or with an error when ctx ends.
-func Start(ctx context.Context, dir string, log *slog.Logger) (n *Node, err error) {
+func Start(ctx context.Context, dir string, log *slog.Logger) (*Node, error) {
 	s, err := LoadState(dir)
 	if err != nil {
 		return nil, err
 	}
-	n = &Node{State: s, dir: dir, log: log, members: map[string]Membership{}, peers: map[*peer]bool{}}
-	if n.keys, err = s.Keys(); err != nil {
+	n := &Node{State: s, dir: dir, log: log, members: map[string]Membership{}, peers: map[*peer]bool{}}
+	if err := n.start(ctx); err != nil {
+		n.Close()
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			n.Close()
-		}
-	}()
-	if s.Role.Allows(CoreOf) {
+	return n, nil
+}
+
+func (n *Node) start(ctx context.Context) (err error) {
+	if n.keys, err = n.State.Keys(); err != nil {
+		return err
+	}
+	if n.State.Role.Allows(CoreOf) {
 		if err := n.startCore(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		n.nc, err = n.core.Connect()
 	} else {
 		n.nc, err = n.connect()
 	}
 	if err != nil {
-		return nil, fail.New(fail.Host, "connect to the cluster: %w", err)
+		return fail.New(fail.Host, "connect to the cluster: %w", err)
 	}
-	return n, n.open(ctx)
+	return n.open(ctx)
 }
 
 // connect logs in to the cores over the network. It goes on trying in the background.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -292,5 +293,31 @@ func TestFoundAfterAFailedJoin(t *testing.T) {
 	}
 	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("Found in a cluster = %v, want a conflict", err)
+	}
+}
+
+// TestPortInUse starts a core while another program listens on one of its ports, and again when it has ended.
+func TestPortInUse(t *testing.T) {
+	for _, what := range []string{"clients", "routes", "the witness"} {
+		t.Run(what, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "a")
+			addrs := map[string]string{"clients": testcluster.FreeAddr(t), "routes": testcluster.FreeAddr(t), "the witness": testcluster.FreeAddr(t)}
+			if _, err := cluster.Found(dir, "test", "a", addrs["clients"], addrs["routes"], addrs["the witness"], nil); err != nil {
+				t.Fatal(err)
+			}
+			l, err := net.Listen("tcp", addrs[what])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := cluster.Start(t.Context(), dir, slog.New(slog.DiscardHandler)); fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), addrs[what]) {
+				t.Errorf("Start = %v, want a fail.Host about %s", err, addrs[what])
+			}
+			l.Close()
+			n, err := cluster.Start(t.Context(), dir, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatalf("Start afterwards = %v, want nil", err)
+			}
+			n.Close()
+		})
 	}
 }
