@@ -109,7 +109,7 @@ chaos: guest ## 2,000 tasks on a cluster of five hosts, with killed and frozen p
 	go test -c -tags chaos -o bin/chaos.test ./test/chaos
 	cd test/chaos && ../../bin/chaos.test -test.v -test.timeout 4h
 
-# SIM_HOSTS="10 30 100:100000 1000:10000" is the whole of it, on a quiet machine; SIM_CORES=3.
+# SIM_HOSTS="10 30 100:100000 1000:600@2" is the whole of it, on a quiet machine; SIM_CORES=3.
 sim: ## what tasks cost a cluster as its fleet grows, with simulated hosts; SIM_DOCS=docs writes it to docs/benchmarks.md
 	go test -c -tags sim -o bin/sim.test ./test/sim
 	cd test/sim && SIM_HOSTS="$(SIM_HOSTS)" SIM_TASKS="$(SIM_TASKS)" SIM_CORES="$(SIM_CORES)" SIM_DOCS="$(abspath $(SIM_DOCS))" ../../bin/sim.test -test.v -test.timeout 12h
