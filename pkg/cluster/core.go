@@ -126,7 +126,7 @@ func StartCore(ctx context.Context, o CoreOptions) (*Core, error) {
 
 // start starts the server, and waits until it listens.
 func (c *Core) start(ctx context.Context) error {
-	if err := c.canListen(); err != nil {
+	if err := c.canListen(ctx); err != nil {
 		return err
 	}
 	s, err := server.NewServer(c.opts.Clone())
@@ -153,7 +153,7 @@ func (c *Core) start(ctx context.Context) error {
 }
 
 // canListen returns an error if another program listens on a port of the server, which would only log that.
-func (c *Core) canListen() error {
+func (c *Core) canListen(ctx context.Context) error {
 	for _, a := range []struct {
 		host string
 		port int
@@ -161,7 +161,7 @@ func (c *Core) canListen() error {
 		if a.port <= 0 {
 			continue
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort(a.host, strconv.Itoa(a.port)))
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(a.host, strconv.Itoa(a.port)))
 		if err != nil {
 			return fail.New(fail.Host, "start the cluster's server: %w", err).WithHint("lsof -i :%d", a.port)
 		}
