@@ -229,10 +229,13 @@ func (h *machine) run(ctx context.Context, id string) (mine bool, err error) {
 		return false, err
 	}
 	for i := slices.Index(phases, task.Phase(row.Phase)); i < len(phases)-1; i++ {
-		from, to := phases[i], phases[i+1]
 		if c, _, err := h.store.Claim(ctx, id); err != nil || c.Fence == 0 {
 			return false, err
 		}
+		if i < 0 {
+			return false, fmt.Errorf("it is %s", row.Phase)
+		}
+		from, to := phases[i], phases[i+1]
 		err := h.store.AppendAll(ctx, id, []store.Event{
 			store.NewEvent(task.EventStep, lifecycle.Step{Name: "a step of the phase " + string(from), State: "start"}),
 			store.NewEvent(task.EventStep, lifecycle.Step{Name: "a step of the phase " + string(from), State: "done"}),

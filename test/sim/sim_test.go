@@ -132,7 +132,7 @@ func measure(t *testing.T, s size) result {
 	if s.rate > 0 {
 		rate, trickle = s.rate, tasks-1
 	}
-	was := c.usage(t)
+	before := c.usage(t)
 	tick := time.NewTicker(time.Second / time.Duration(rate))
 	defer tick.Stop()
 	for range trickle {
@@ -140,39 +140,40 @@ func measure(t *testing.T, s size) result {
 		fleet.submit(t)
 	}
 	fleet.wait(t, 1+trickle)
-	r.busy = c.usage(t).since(was)
 
 	// The hosts ask for tasks, and there are none.
 	idle := c.usage(t)
 	time.Sleep(time.Duration(number(idleVariable, 15)) * time.Second) // that is what is measured
 	r.idle = c.usage(t).since(idle)
 	t.Logf("idle: %v", r.idle)
-	if s.rate > 0 {
-		r.busy, r.ran, r.submitted = r.busy.beyond(r.idle), trickle, float64(rate)
-		t.Logf("beyond that, %d tasks used %v", r.ran, r.busy)
-		r.log = c.readLog(t, fleet.ids(), 1, 1+trickle)
-		r.rss = c.memory(t)
-		fleet.stop()
-		return r
-	}
 
-	// The others wait before a host takes the first of them.
-	fleet.open.Store(false)
-	was, began = c.usage(t), time.Now()
-	r.ran = tasks - trickle - 1
-	fleet.submitAll(t, r.ran, 64)
-	fleet.waitSent(t)
-	r.submitted = float64(r.ran) / time.Since(began).Seconds()
-	t.Logf("%d tasks wait: %.0f submitted per second", r.ran, r.submitted)
-	began = time.Now()
-	fleet.open.Store(true)
-	fleet.wait(t, tasks)
-	r.busy = c.usage(t).since(was)
-	t.Logf("they ended %v later; busy: %v", time.Since(began).Round(time.Millisecond), r.busy)
+	if s.rate > 0 {
+		r.busy, r.ran, r.submitted = idle.since(before).beyond(r.idle), trickle, float64(rate)
+		t.Logf("beyond that, %d tasks used %v", r.ran, r.busy)
+	} else {
+		r.crowd(t, c, fleet, tasks-trickle-1)
+	}
 	r.log = c.readLog(t, fleet.ids(), 1, 1+trickle)
 	r.rss = c.memory(t)
 	fleet.stop()
 	return r
+}
+
+// crowd measures tasks that wait before a host takes the first of them.
+func (r *result) crowd(t *testing.T, c *cores, fleet *simFleet, tasks int) {
+	t.Helper()
+	fleet.open.Store(false)
+	was, began := c.usage(t), time.Now()
+	r.ran = tasks
+	fleet.submitAll(t, tasks, 64)
+	fleet.waitSent(t)
+	r.submitted = float64(tasks) / time.Since(began).Seconds()
+	t.Logf("%d tasks wait: %.0f submitted per second", tasks, r.submitted)
+	began = time.Now()
+	fleet.open.Store(true)
+	fleet.wait(t, int(fleet.submits.Load()))
+	r.busy = c.usage(t).since(was)
+	t.Logf("they ended %v later; busy: %v", time.Since(began).Round(time.Millisecond), r.busy)
 }
 
 // newCores starts the cores of a cluster, each in a process of its own.
