@@ -152,7 +152,8 @@ func (c *Core) start(ctx context.Context) error {
 	return nil
 }
 
-// canListen returns an error if another program listens on a port of the server, which would only log that.
+// canListen returns an error if another program listens on a port of the server. The server itself would only
+// log that.
 func (c *Core) canListen(ctx context.Context) error {
 	for _, a := range []struct {
 		host string
