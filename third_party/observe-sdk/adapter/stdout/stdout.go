@@ -1,0 +1,3 @@
+// Package stdout exists because tests of a dependency import it, which `go mod tidy`
+// follows.
+package stdout
