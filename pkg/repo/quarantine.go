@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 )
@@ -111,7 +112,10 @@ func (q *quarantine) release() error {
 		return fmt.Errorf("store the guest's commits: %w", err)
 	}
 	for _, f := range files {
-		if err := os.Rename(f, filepath.Join(to, filepath.Base(f))); err != nil {
+		crash.Here(crash.BeforeFile)
+		err := os.Rename(f, filepath.Join(to, filepath.Base(f)))
+		crash.Here(crash.AfterFile)
+		if err != nil {
 			return fmt.Errorf("store the guest's commits: %w", err)
 		}
 	}

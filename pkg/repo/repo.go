@@ -4,7 +4,8 @@
 //
 // It runs the host's git, and git in the guest through a Guest. On the host it
 // never runs a hook or a program that a guest chose. It never writes to a local
-// clone outside refs/agents/SESSION/ and the objects these need. It bounds, checks
+// clone outside refs/agents/SESSION/ and the objects these need, except that Trees
+// also points branches to what the user lands. It bounds, checks
 // and escapes all data from a guest before it uses them.
 package repo
 

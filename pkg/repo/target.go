@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
@@ -223,7 +224,10 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 		}
 		g := t.git
 		g.stdin = strings.NewReader(s)
-		if err := g.run(ctx, "update-ref", "--no-deref", "--stdin"); err != nil {
+		crash.Here(crash.BeforeFile)
+		err := g.run(ctx, "update-ref", "--no-deref", "--stdin")
+		crash.Here(crash.AfterFile)
+		if err != nil {
 			return nil, fmt.Errorf("record the guest's work: %w", err)
 		}
 	}
