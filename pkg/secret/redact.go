@@ -114,6 +114,13 @@ func (w *Writer) Write(p []byte) (int, error) {
 // Close writes the data that was held back.
 func (w *Writer) Close() error { return w.push(nil, true) }
 
+// Holds reports whether the end of the written data is held back.
+func (w *Writer) Holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.st.held) > 0
+}
+
 func (w *Writer) push(p []byte, last bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -31,6 +31,7 @@ const (
 type Filter struct {
 	w      io.Writer
 	screen bool
+	replay bool
 	onCopy func([]byte)
 
 	mu     sync.Mutex
@@ -69,6 +70,11 @@ func NewLineFilter(w io.Writer) *Filter { return &Filter{w: w} }
 func NewScreenFilter(w io.Writer, onCopy func([]byte)) *Filter {
 	return &Filter{w: w, screen: true, onCopy: onCopy}
 }
+
+// NewReplayFilter returns a Filter for output that is shown later, to a person who cannot
+// interact with the program. It passes what NewScreenFilter passes, but no operating system
+// command, no query, and no mode in which the terminal sends input differently.
+func NewReplayFilter(w io.Writer) *Filter { return &Filter{w: w, screen: true, replay: true} }
 
 // Write filters p. It holds back an incomplete sequence or character until the rest
 // arrives.
@@ -230,7 +236,7 @@ func (f *Filter) escape(c byte) {
 	if f.collect(rune(c), maxSequence); c < '0' {
 		return // an intermediate character
 	}
-	if s := string(f.seq); f.screen && !f.long && strings.Contains(screenEscapes, " "+s+" ") {
+	if s := string(f.seq); f.screen && !f.long && strings.Contains(screenEscapes, " "+s+" ") && (!f.replay || !strings.Contains(keypadEscapes, s)) {
 		f.out = append(f.out, "\x1b"+s...)
 	}
 	f.end()
@@ -239,7 +245,7 @@ func (f *Filter) escape(c byte) {
 // command ends an operating system command. The terminator is written as it was
 // received.
 func (f *Filter) command(end string) {
-	if f.long || !f.screen {
+	if f.long || !f.screen || f.replay {
 		return
 	}
 	number, body, ok := strings.Cut(string(f.seq), ";")

@@ -106,6 +106,23 @@ func TestScreenFilterWithoutTaker(t *testing.T) {
 	}
 }
 
+func TestReplayFilter(t *testing.T) {
+	for _, c := range []struct{ in, out string }{
+		{"a\x1b[31mred\x1b[2J\x1b[3;4H\x1b[?1049h\x1b[?25l\x1b(0q\x1b(B\x1b7\x1b8", "a\x1b[31mred\x1b[2J\x1b[3;4H\x1b[?1049h\x1b[?25l\x1b(0q\x1b(B\x1b7\x1b8"},
+		{"a\x1b]0;title\x07\x1b]8;;http://x\x07\x1b]52;c;aGVsbG8=\x07\x1b]11;?\x07b", "ab"},
+		{"a\x1b[c\x1b[>c\x1b[6n\x1b[?6n\x1b[18t\x1b[22;0;0t\x1b[4$p\x1b[?4m\x1b[?ub", "ab"},
+		{"a\x1b[?1h\x1b[?1000;1006h\x1b[?2004h\x1b[?1004h\x1b=\x1b>\x1b[>1u\x1b[<u\x1b[=1;2u\x1b[>4;2mb", "ab"},
+		{"\x1b[?1000;25l", "\x1b[?25l"},
+	} {
+		var out bytes.Buffer
+		f := NewReplayFilter(&out)
+		_, _ = f.Write([]byte(c.in))
+		if out.String() != c.out || f.Asked() {
+			t.Errorf("output of %q = %q, asked %t, want %q", c.in, out.String(), f.Asked(), c.out)
+		}
+	}
+}
+
 func TestFilterState(t *testing.T) {
 	f := NewScreenFilter(&bytes.Buffer{}, nil)
 	for _, c := range []struct {
@@ -219,6 +236,7 @@ func checkFilter(t *testing.T, in string, seed uint64) {
 	}{
 		{func(w *bytes.Buffer) *Filter { return NewScreenFilter(w, func([]byte) {}) }, termtexttest.ScreenEffects},
 		{func(w *bytes.Buffer) *Filter { return NewScreenFilter(w, nil) }, termtexttest.ScreenEffects},
+		{func(w *bytes.Buffer) *Filter { return NewReplayFilter(w) }, termtexttest.ScreenEffects},
 		{func(w *bytes.Buffer) *Filter { return NewLineFilter(w) }, termtexttest.Effects},
 	} {
 		var whole, pieces bytes.Buffer

@@ -15,6 +15,9 @@ import (
 // SP G (8-bit answers), k and ! (strings of GNU screen).
 const screenEscapes = ` 7 8 = > D E M g (0 (A (B )0 )A )B `
 
+// keypadEscapes lists those of screenEscapes that change what keys send.
+const keypadEscapes = "=>"
+
 // screenCommands holds the operating system commands that NewScreenFilter passes, by
 // number, with a check of their text. Command 52, the clipboard, is handled separately.
 // Colours may be queried but never set, because the user's colours would be lost.
@@ -59,6 +62,9 @@ func isLink(body string) bool {
 var screenModes = []int{
 	1, 5, 6, 7, 9, 12, 25, 47, 69, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1048, 1049, 2004, 2026, 2031, 2048, 7727,
 }
+
+// replayModes lists those of screenModes that change only what the terminal shows.
+var replayModes = []int{5, 6, 7, 12, 25, 47, 69, 1047, 1048, 1049, 2026}
 
 // altScreenModes lists the modes that show the alternate screen.
 var altScreenModes = []int{47, 1047, 1049}
@@ -109,6 +115,9 @@ func (f *Filter) function() {
 			return
 		}
 	}
+	if f.replay && (asks(name) || setsKeyboard(name)) {
+		return
+	}
 	f.asked = f.asked || asks(name)
 	f.out = append(f.out, "\x1b["+prefix+params+between+name[len(name)-1:]...)
 }
@@ -118,6 +127,9 @@ func (f *Filter) modes(args []int, name string) string {
 	allowed := ansiModes
 	if name[0] == '?' {
 		allowed = screenModes
+		if f.replay {
+			allowed = replayModes
+		}
 	}
 	var kept []string
 	for _, mode := range args {
@@ -168,3 +180,6 @@ func passes(name, params string, args []int) bool {
 func asks(name string) bool {
 	return slices.Contains([]string{"c", ">c", ">q", "n", "?n", "t", "$p", "?$p", "?u", "?m"}, name)
 }
+
+// setsKeyboard reports whether a control sequence changes what keys send.
+func setsKeyboard(name string) bool { return slices.Contains([]string{">m", ">u", "<u", "=u"}, name) }

@@ -1,10 +1,15 @@
 package onepassword
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"os"
 	"strings"
 	"testing"
 
 	sdk "github.com/1password/onepassword-sdk-go"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
@@ -34,5 +39,27 @@ func TestBadTokenIsOneLine(t *testing.T) {
 	_, _, err := Resolve(t.Context(), token, "", []string{"op://v/i/f"})
 	if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), token) {
 		t.Errorf("Resolve with a bad token = %q, want one line without the token", err)
+	}
+}
+
+// The SDK in third_party embeds its core compressed. It must be the published one.
+func TestCoreIsUnchanged(t *testing.T) {
+	compressed, err := os.Open("../../../third_party/onepassword-sdk-go/internal/wasm/core.wasm.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer compressed.Close()
+	d, err := zstd.NewReader(compressed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, d); err != nil {
+		t.Fatal(err)
+	}
+	const want = "23d115f4ac7519b48172df3e8615945572dbda7033d51b44c9490fd533ae0f23" // of version 0.4.1
+	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+		t.Errorf("digest of the core = %s, want %s", got, want)
 	}
 }

@@ -1,13 +1,13 @@
 // A live terminal of a tmux window in a guest. Its output is hostile: it can draw in the
 // terminal, and nothing else.
 import { FitAddon } from "@xterm/addon-fit";
-import { Terminal } from "@xterm/xterm";
+import { type ITerminalInitOnlyOptions, type ITerminalOptions, Terminal } from "@xterm/xterm";
 import { socket } from "./api";
 import { fill, h, line } from "./dom";
 
 // styleSheets calls f, and puts the styles that f adds to the page into constructed style
 // sheets: the content security policy allows no <style> elements.
-function styleSheets(f: () => void) {
+export function styleSheets(f: () => void) {
   const create = document.createElement.bind(document);
   document.createElement = ((name: string, options?: ElementCreationOptions) => {
     if (name !== "style") return create(name, options);
@@ -36,16 +36,30 @@ const themes = {
 
 const ignoredSequences = [0, 1, 2, 7, 8, 9, 52, 777, 1337]; // titles, links, notifications, the clipboard
 
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const theme = () => (dark.matches ? themes.dark : themes.light);
+
+// emulator makes a terminal emulator that a hostile guest can draw in, in the colours of the page.
+export function emulator(options: ITerminalOptions & ITerminalInitOnlyOptions, signal: AbortSignal): Terminal {
+  const term = new Terminal({
+    theme: theme(), fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace", fontSize: innerWidth < 600 ? 11 : 13,
+    scrollback: 0, cursorBlink: false, minimumContrastRatio: 4.5, linkHandler: { activate: () => {} }, ...options,
+  });
+  for (const id of ignoredSequences) term.parser.registerOscHandler(id, () => true);
+  const recolour = () => { term.options.theme = theme(); };
+  dark.addEventListener("change", recolour);
+  signal.addEventListener("abort", () => {
+    dark.removeEventListener("change", recolour);
+    term.dispose();
+  });
+  return term;
+}
+
 // terminal shows a window of a session until the signal aborts.
 export function terminal(place: HTMLElement, session: string, window: string, signal: AbortSignal) {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const term = new Terminal({
-    theme: dark.matches ? themes.dark : themes.light, fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace", fontSize: innerWidth < 600 ? 11 : 13,
-    scrollback: 0, cursorBlink: false, minimumContrastRatio: 4.5, macOptionIsMeta: true, linkHandler: { activate: () => {} },
-  });
+  const term = emulator({ macOptionIsMeta: true }, signal);
   const fit = new FitAddon();
   term.loadAddon(fit);
-  for (const id of ignoredSequences) term.parser.registerOscHandler(id, () => true);
   term.attachCustomKeyEventHandler((e) => {
     if (e.key !== "F6" || !e.shiftKey) return true;
     if (e.type === "keydown") keys.querySelector("button")?.focus(); // leaves the terminal, which takes Tab
@@ -116,12 +130,8 @@ export function terminal(place: HTMLElement, session: string, window: string, si
 
   const resize = new ResizeObserver(() => fit.fit());
   resize.observe(screen);
-  const recolour = () => { term.options.theme = dark.matches ? themes.dark : themes.light; };
-  dark.addEventListener("change", recolour);
   signal.addEventListener("abort", () => {
-    dark.removeEventListener("change", recolour);
     resize.disconnect();
     connection?.close();
-    term.dispose();
   });
 }

@@ -42,6 +42,8 @@ export interface Decision { seq: number; time: string; kind: string; allowed: bo
 export interface Rule { pattern: string; ports?: number[]; source?: string }
 export interface Network { enforced: boolean; gateway_error?: string; policy: { mode: string; names: Rule[] | null; denied?: Rule[]; asked?: Rule[] }; gateway?: { stats: { allowed: number; denied: number; bytes_in: number; bytes_out: number; open: number } } }
 
+export interface Recording { id: string; subject: string; title: string; name: string; began: string; ended: string; width: number; height: number; size: number; parts: number }
+
 export interface Window { id: string; index: number; name: string; active: boolean; command: string }
 export interface Artifact { name: string; size: number; sha256: string }
 

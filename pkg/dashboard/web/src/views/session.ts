@@ -5,6 +5,7 @@ import { diffView } from "../diff";
 import { needsAttention, overview, sessionName, watch } from "../live";
 import { action, badge, confirmed, empty, errorBox, facts, load, loading, perform, sessionBadge, table } from "../parts";
 import { questionList } from "../question";
+import { recordings } from "../recordings";
 import { pause } from "../stream";
 import { timeline } from "../timeline";
 import type { Changes, Decision, Denial, Network, Screen, Session, Usage, Use, Window } from "../types";
@@ -15,6 +16,7 @@ const tabs: Record<string, [string, (place: HTMLElement, id: string, signal: Abo
   timeline: ["Timeline", (place, id, signal) => fill(place, timeline(sessionPath(id), signal))],
   changes: ["Changes", changesTab],
   network: ["Network", networkTab],
+  recordings: ["Recordings", recordings],
   usage: ["Usage", usageTab],
 };
 

@@ -4,6 +4,7 @@ import { ago, announce, fill, h, line, moneyText, plural, sizeText } from "../do
 import { diffView } from "../diff";
 import { isOver, overview, taskOf, watch } from "../live";
 import { action, confirmed, empty, errorBox, facts, hostLink, load, loading, taskBadge } from "../parts";
+import { recordings } from "../recordings";
 import { pause } from "../stream";
 import { timeline } from "../timeline";
 import type { Artifact, Task } from "../types";
@@ -16,6 +17,7 @@ const tabs: Record<string, [string, (place: HTMLElement, id: string, signal: Abo
   output: ["Output", outputTab],
   artifacts: ["Artifacts", artifactsTab],
   changes: ["Changes", changesTab],
+  recordings: ["Recordings", recordings],
 };
 
 export function taskView(main: HTMLElement, signal: AbortSignal, id: string, tab = "timeline") {
