@@ -64,19 +64,21 @@ type configShowOptions struct {
 
 // configView is the JSON output of config show.
 type configView struct {
-	Image     string           `json:"image"`
-	Prepare   config.Prepare   `json:"prepare"`
-	Pool      int              `json:"pool"`
-	Limits    config.Limits    `json:"limits"`
-	Tasks     config.Tasks     `json:"tasks"`
-	Cluster   config.Cluster   `json:"cluster,omitzero"`
-	Log       config.Log       `json:"log"`
-	Audit     config.Audit     `json:"audit"`
-	Attention config.Attention `json:"attention"`
-	Dotfiles  string           `json:"dotfiles,omitempty"`
-	Roots     []string         `json:"roots,omitempty"`
-	Settings  config.Settings  `json:"settings"`
-	Files     []string         `json:"files"`
+	Image      string            `json:"image"`
+	Prepare    config.Prepare    `json:"prepare"`
+	Pool       int               `json:"pool"`
+	Limits     config.Limits     `json:"limits"`
+	Tasks      config.Tasks      `json:"tasks"`
+	Cluster    config.Cluster    `json:"cluster,omitzero"`
+	Log        config.Log        `json:"log"`
+	Audit      config.Audit      `json:"audit"`
+	Recordings config.Recordings `json:"recordings"`
+	Attention  config.Attention  `json:"attention"`
+	Editor     string            `json:"editor,omitempty"`
+	Dotfiles   string            `json:"dotfiles,omitempty"`
+	Roots      []string          `json:"roots,omitempty"`
+	Settings   config.Settings   `json:"settings"`
+	Files      []string          `json:"files"`
 }
 
 func runConfigShow(a *app.App, o configShowOptions) error {
@@ -88,8 +90,8 @@ func runConfigShow(a *app.App, o configShowOptions) error {
 		return runConfigOrigin(a, cfg, o)
 	}
 	v := configView{
-		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Tasks: cfg.Tasks, Cluster: cfg.Cluster, Log: cfg.Log, Audit: cfg.Audit, Attention: cfg.Attention,
-		Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
+		Image: cfg.Image, Prepare: cfg.Prepare, Pool: cfg.Pool, Limits: cfg.Limits, Tasks: cfg.Tasks, Cluster: cfg.Cluster, Log: cfg.Log, Audit: cfg.Audit, Recordings: cfg.Recordings, Attention: cfg.Attention,
+		Editor: cfg.Editor, Dotfiles: cfg.Dotfiles, Roots: cfg.Roots, Settings: set, Files: append([]string{}, cfg.Files...),
 	}
 	if o.json {
 		return a.Con.JSON(v)

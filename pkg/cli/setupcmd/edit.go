@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,7 +100,7 @@ func (e *edit) run(ctx context.Context) error {
 		defer os.Remove(filepath.Dir(e.draft)) //nolint:errcheck // fails if the directory is not empty, which is fine
 	}
 	for {
-		if err := e.visit(ctx); err != nil {
+		if err := app.Edit(ctx, e.draft); err != nil {
 			return e.abandon(begin, err)
 		}
 		text, err := os.ReadFile(e.draft)
@@ -163,42 +162,6 @@ func (e *edit) open(begin []byte) error {
 		return fail.New(fail.Host, "create draft: %w", errors.Join(err, os.Remove(e.draft)))
 	}
 	return nil
-}
-
-// visit runs the editor on the draft. The editor can be a command line, as for git.
-func (e *edit) visit(ctx context.Context) error {
-	editor, err := chooseEditor(os.Getenv, app.Interactive(), exec.LookPath)
-	if err != nil {
-		return err
-	}
-	// Ctrl-C belongs to the editor: it must not kill the editor with the user's unsaved
-	// text.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "sh", "-c", editor+` "$@"`, editor, e.draft)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fail.New(fail.Failure, "run editor (%s): %w", editor, err)
-	}
-	return nil
-}
-
-// editors are tried in this order if the user has not chosen one.
-var editors = []string{"sensible-editor", "editor", "nano", "vim", "vi"}
-
-func chooseEditor(env func(string) string, terminal bool, look func(string) (string, error)) (string, error) {
-	for _, name := range []string{"VISUAL", "EDITOR"} {
-		if editor := strings.TrimSpace(env(name)); editor != "" {
-			return editor, nil
-		}
-	}
-	if !terminal {
-		return "", fail.New(fail.Usage, "start editor: no terminal, and neither VISUAL nor EDITOR is set").WithHint("agent-sessionizer config path")
-	}
-	for _, editor := range editors {
-		if _, err := look(editor); err == nil {
-			return editor, nil
-		}
-	}
-	return "", fail.New(fail.Host, "find editor: none of %s is installed", strings.Join(editors, ", ")).WithHint("export EDITOR=/path/to/editor")
 }
 
 // check returns what is wrong with text as the content of the file. An error in another

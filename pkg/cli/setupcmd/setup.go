@@ -174,8 +174,8 @@ The exit status is 5 if sessions cannot be created.`,
 	return cmd
 }
 
-func runDoctor(ctx context.Context, a *app.App, asJSON bool) error {
-	var out []finding
+// examine checks whether this host can run sessions.
+func examine(ctx context.Context, a *app.App) (out []finding) {
 	add := func(check, detail string, err error) {
 		f := finding{Check: check, OK: err == nil, Detail: detail}
 		if err != nil {
@@ -232,6 +232,11 @@ func runDoctor(ctx context.Context, a *app.App, asJSON bool) error {
 		add("settings", "", err)
 	}
 	add("tmux", "the local tmux is supported", tmux.Client{}.Check(ctx))
+	return out
+}
+
+func runDoctor(ctx context.Context, a *app.App, asJSON bool) error {
+	out := examine(ctx, a)
 	if asJSON {
 		if err := a.Con.JSON(out); err != nil {
 			return err
