@@ -9,6 +9,9 @@ LDFLAGS := -s -w -X github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app.V
 TOOLS   := $(CURDIR)/.tools
 GOLANGCI := $(TOOLS)/golangci-lint-v2.15.0
 GOFUMPT  := $(TOOLS)/gofumpt-v0.12.0
+GORELEASER := $(TOOLS)/goreleaser-v2.15.1
+MINISIGN := $(TOOLS)/minisign-v0.3.0
+CYCLONEDX := $(TOOLS)/cyclonedx-gomod-v1.10.0
 GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
 GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,atomicfile crash fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
 
@@ -17,10 +20,16 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos sim mutate bench demo lint fmt vet-darwin setup clean install completions man
+.PHONY: build size guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos sim mutate bench charts demo lint fmt vet-darwin setup clean install completions man notices package-files release-tools release-check package-check reproducible
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
+
+# What remains is mostly NATS, SQLite, the guest agents, and our own code. See third_party/*/README.md.
+MAX_SIZE ?= 68000000
+
+size: build ## the size of the binary; fails above MAX_SIZE
+	@size=$$(wc -c <bin/agent-sessionizer); echo "bin/agent-sessionizer: $$size bytes, at most $(MAX_SIZE)"; [ $$size -le $(MAX_SIZE) ]
 
 guest: $(GUEST)
 
@@ -49,10 +58,10 @@ install: build man ## binary, manual pages and completions; PREFIX=/usr/local fo
 setup: ## system packages for the tests and the demo; uses sudo only if one is missing
 	scripts/setup.sh
 
-check: guest web fmt lint vet-darwin unit script
+check: guest web fmt lint vet-darwin size unit script
 
 fmt: $(GOFUMPT)
-	@out=$$($(GOFUMPT) -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "not gofumpt-ed (run: gofumpt -w FILE):"; echo "$$out"; exit 1; }
+	@out=$$($(GOFUMPT) -l $$(git ls-files -co --exclude-standard '*.go' ':!third_party')); [ -z "$$out" ] || { echo "not gofumpt-ed (run: gofumpt -w FILE):"; echo "$$out"; exit 1; }
 
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
@@ -95,7 +104,7 @@ e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short re
 	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
-	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 60m -run '^(TestPicker|TestAttention)$$' ./test/e2e
+	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 60m -run '^(TestPicker|TestAttention|TestReview)$$' ./test/e2e
 	PICTURES=$(CURDIR)/docs go test -count=1 -run '^TestPickerShowsWhoNeedsYou$$' ./test/script
 	PICTURES=$(CURDIR)/docs go test -tags browser -count=1 -run '^TestViews$$' ./test/browser
 
@@ -125,13 +134,16 @@ mutate: guest ## mutants that the unit tests of PKG do not detect; N=40 mutants 
 	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))
 
 # The ratios matter; a missed target is not a failure. BENCH=lifecycle, picker, tasks,
-# network, intercept or dns runs one part. Results of fewer than five BENCH_RUNS are not written.
-bench: setup guest ## sessions and their network compared with alternatives, into docs/benchmarks.* (up to an hour on 2 cores)
+# network, intercept, dns or review runs one part. Results of fewer than five BENCH_RUNS are not written.
+bench: setup guest ## sessions, their network and reviews compared with alternatives, into docs/benchmarks.* (up to an hour on 2 cores)
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base
 	cd test/bench && PATH=$$PATH:/usr/sbin go test -tags bench -count=1 -timeout 4h -v .
 
+charts: ## docs/benchmarks.svg from docs/benchmarks.json, without measuring
+	go test -count=1 -run '^TestChartIsCurrent$$' ./test/picture -update
+
 # The unit tests run once, with the race detector; a second run would test the same.
-TEST_PARTS := guest web fmt lint vet-darwin race script conformance browser vm-short e2e-short escape-short
+TEST_PARTS := guest web fmt lint vet-darwin size race script conformance browser vm-short e2e-short escape-short
 
 test: setup
 	@times=; for part in $(TEST_PARTS); do \
@@ -149,6 +161,30 @@ man: build ## man/*.1, generated from the commands' help and not kept in the rep
 	rm -rf man
 	bin/agent-sessionizer man man
 
+# The packages' manual pages are compressed, and their unit starts the program where they install it.
+package-files: man
+	rm -rf bin/package
+	mkdir -p bin/package/man
+	cp man/*.1 bin/package/man/
+	gzip -9n bin/package/man/*.1
+	sed -e '/^# agent-sessionizer serve unit/d' -e 's|COMMAND|/usr/bin/agent-sessionizer serve|' pkg/server/unit/agent-sessionizer.service.tmpl >bin/package/agent-sessionizer.service
+
+release-tools: $(GORELEASER) $(MINISIGN) $(CYCLONEDX)
+
+release-check: release-tools ## what a release would publish for Linux, into dist/, signed with a key made for it
+	$(GORELEASER) check
+	scripts/release-check.sh
+
+package-check: ## installs and purges the built deb in a clean root file system; after release-check, as root
+	scripts/package-check.sh
+
+reproducible: ## builds the current commit twice, in two directories, and compares the programs
+	scripts/reproducible.sh
+
+notices: ## the licences of all modules and npm packages in the binary, which it embeds
+	npm ci --prefix $(WEB) --ignore-scripts --no-audit --no-fund --loglevel=error
+	go test -count=1 -run '^TestNoticesAreCurrent$$' ./pkg/release -update
+
 $(GOLANGCI):
 	mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -158,6 +194,21 @@ $(GOFUMPT):
 	mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) go install mvdan.cc/gofumpt@v0.12.0
 	mv $(TOOLS)/gofumpt $@
+
+$(GORELEASER):
+	mkdir -p $(TOOLS)
+	CGO_ENABLED=0 GOBIN=$(TOOLS) go install github.com/goreleaser/goreleaser/v2@v2.15.1
+	mv $(TOOLS)/goreleaser $@
+
+$(MINISIGN):
+	mkdir -p $(TOOLS)
+	CGO_ENABLED=0 GOBIN=$(TOOLS) go install aead.dev/minisign/cmd/minisign@v0.3.0
+	mv $(TOOLS)/minisign $@
+
+$(CYCLONEDX):
+	mkdir -p $(TOOLS)
+	CGO_ENABLED=0 GOBIN=$(TOOLS) go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
+	mv $(TOOLS)/cyclonedx-gomod $@
 
 clean:
 	rm -rf bin man $(GUEST) $(WEB)/node_modules

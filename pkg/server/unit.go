@@ -1,16 +1,18 @@
 package server
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/xml"
 	"fmt"
 	"strings"
-	"text/template"
+	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
+// The units are filled in without text/template, which would keep the linker from
+// leaving out unused methods.
+//
 //go:embed unit/agent-sessionizer.service.tmpl
 var systemdUnit string
 
@@ -27,35 +29,36 @@ func SystemdUnit(argv []string) ([]byte, error) {
 		}
 		words = append(words, word)
 	}
-	return fill(systemdUnit, struct{ Command string }{strings.Join(words, " ")})
+	return []byte(strings.Replace(systemdUnit, "COMMAND", strings.Join(words, " "), 1)), nil
 }
 
 // LaunchdAgent returns an agent for the user's launchd that runs argv and writes to
 // log.
 func LaunchdAgent(argv []string, log string) ([]byte, error) {
-	var d struct {
-		Argv []string
-		Log  string
-	}
+	texts := make([]string, 0, 1+len(argv))
 	for _, text := range append([]string{log}, argv...) {
-		var b bytes.Buffer
+		if !xmlText(text) {
+			return nil, fail.New(fail.Usage, "%q cannot be used in a launchd agent", text)
+		}
+		var b strings.Builder
 		if err := xml.EscapeText(&b, []byte(text)); err != nil {
 			return nil, err
 		}
-		d.Argv = append(d.Argv, b.String())
+		texts = append(texts, b.String())
 	}
-	d.Log, d.Argv = d.Argv[0], d.Argv[1:]
-	return fill(launchdAgent, d)
+	var args strings.Builder
+	for _, arg := range texts[1:] {
+		args.WriteString("\n\t\t<string>" + arg + "</string>")
+	}
+	return []byte(strings.NewReplacer("ARGV", args.String(), "LOG", texts[0]).Replace(launchdAgent)), nil
 }
 
-func fill(text string, data any) ([]byte, error) {
-	t, err := template.New("").Parse(text)
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	err = t.Execute(&b, data)
-	return b.Bytes(), err
+// xmlText reports whether XML can contain a text. EscapeText would replace other characters, so that
+// launchd would run another command.
+func xmlText(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xFFFE || r == 0xFFFF
+	})
 }
 
 // systemdQuote quotes a word of a command line for systemd.syntax(7) and

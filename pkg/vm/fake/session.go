@@ -15,6 +15,8 @@ import (
 
 	"github.com/creack/pty"
 	xssh "golang.org/x/crypto/ssh"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
 // session is one SSH session: one command, shell or subsystem.
@@ -74,7 +76,11 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 			started = true
 			// Before the command runs, as in sshd: the reply must precede the output.
 			_ = r.Reply(true, nil)
-			s.exec(m.Command)
+			if m.Command == ssh.SpareCommand {
+				s.tasks.Go(s.spare)
+			} else {
+				s.exec(m.Command)
+			}
 			continue
 		case "subsystem":
 			var m struct{ Name string }
@@ -90,6 +96,22 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 	// The channel is closed: a terminal hangs up, other commands continue.
 	if pid := int(s.pid.Load()); s.tty != nil && pid > 0 {
 		_ = syscall.Kill(-pid, syscall.SIGHUP)
+	}
+}
+
+// spare waits for a command line, as the login shell that a relay starts does, so that faults are
+// found by the command.
+func (s *session) spare() {
+	var line []byte
+	for b := make([]byte, 1); ; line = append(line, b[0]) {
+		if _, err := io.ReadFull(s.ch, b); err != nil {
+			_ = s.ch.Close()
+			return
+		}
+		if b[0] == '\n' {
+			s.exec(string(line))
+			return
+		}
 	}
 }
 

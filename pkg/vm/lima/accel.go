@@ -35,11 +35,11 @@ func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
 }
 
 // accelCache finds out how guests run, and remembers it in a directory.
-type accelCache struct{ dir string }
+type accelCache struct{ dir, goos string }
 
 // find says how guests of arch would run.
 func (c accelCache) find(ctx context.Context, arch limayaml.Arch) (vm.Accel, error) {
-	if vmType(arch) == limayaml.VZ {
+	if vmType(c.goos, arch) == limayaml.VZ {
 		return vm.Accel{Name: "vz"}, nil
 	}
 	switch forced := os.Getenv(accelEnv); {
@@ -51,7 +51,7 @@ func (c accelCache) find(ctx context.Context, arch limayaml.Arch) (vm.Accel, err
 		return vm.Accel{Name: "kvm"}, nil
 	case forced == "tcg":
 		return vm.Accel{Name: "tcg", Reason: accelEnv + "=tcg"}, nil
-	case runtime.GOOS != "linux":
+	case c.goos != "linux":
 		return vm.Accel{Name: "tcg", Reason: "KVM is available on Linux only"}, nil
 	}
 	return c.probe(ctx, arch)

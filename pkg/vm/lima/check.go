@@ -26,7 +26,7 @@ func (d *Driver) Check(context.Context) []error {
 		}
 	}
 	arch := hostArch()
-	if vmType(arch) == limayaml.QEMU {
+	if d.vmType(arch) == limayaml.QEMU {
 		need("qemu-system-"+arch, "it runs the VMs", installQEMU(arch))
 		need("qemu-img", "it makes their disks", install("qemu-utils", "qemu-img", "qemu"))
 	}

@@ -56,7 +56,7 @@ func (d *Driver) CreateDataDisk(ctx context.Context, name string, size int64) er
 	if err := removeFile(tmp); err != nil {
 		return err
 	}
-	if rawDataDisks() {
+	if d.rawDataDisks() {
 		f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err == nil {
 			err = errors.Join(f.Truncate(size), f.Close())
@@ -84,7 +84,7 @@ func (d *Driver) GrowDataDisk(ctx context.Context, name string, size int64) erro
 		return nil
 	}
 	file := filepath.Join(is.Path, filenames.DataDisk)
-	if rawDataDisks() {
+	if d.rawDataDisks() {
 		return explainOS(os.Truncate(file, size))
 	}
 	return qemuImg(ctx, "resize", "-q", "-f", "qcow2", file, fmt.Sprint(size))
@@ -117,7 +117,7 @@ func (d *Driver) InspectDataDisk(ctx context.Context, name string) (vm.DataDisk,
 	}
 	defer f.Close()
 	is := vm.DataDisk{Used: diskUsed(dir), Path: dir, VM: d.diskHolder(ctx, dir)}
-	if rawDataDisks() {
+	if d.rawDataDisks() {
 		st, err := f.Stat()
 		if err == nil {
 			is.Size = st.Size()
@@ -149,7 +149,7 @@ func (d *Driver) diskHolder(ctx context.Context, dir string) string {
 
 // rawDataDisks reports whether data disks are raw. The guest wrote their first bytes, so that nothing may
 // look there for a format.
-func rawDataDisks() bool { return vmType(hostArch()) == limayaml.VZ }
+func (d *Driver) rawDataDisks() bool { return d.vmType(hostArch()) == limayaml.VZ }
 
 // SetDataDisk implements vm.DataDisks.
 func (d *Driver) SetDataDisk(ctx context.Context, name, disk string) error {

@@ -151,10 +151,6 @@ func share(base, disk string, size int64) error {
 	if img.Type() != raw.Type {
 		return nil
 	}
-	base, err = filepath.EvalSymlinks(base)
-	if err != nil {
-		return err
-	}
 	tmp := disk + ".tmp" // Lima assumes that a disk it finds is complete
 	if err := clone(base, tmp); err != nil {
 		return err
@@ -165,10 +161,25 @@ func share(base, disk string, size int64) error {
 	return os.Rename(tmp, disk)
 }
 
-// clone copies a file. It shares the blocks where the file system supports that
-// (APFS, Btrfs, XFS).
-func clone(from, to string) error {
-	if err := continuity.CopyFile(to, from); err != nil {
+// clone copies a file, in the place of what an interrupted call left. It shares the blocks where
+// the file system supports that (APFS, Btrfs, XFS).
+func clone(from, to string) error { return cloneWith(continuity.CopyFile, from, to) }
+
+// cloneWith does what clone does, with a function that copies. On macOS that function is
+// clonefile(2), which refuses an existing target, copies a symbolic link instead of its file, and
+// keeps the mode of a read-only file.
+func cloneWith(copyFile func(to, from string) error, from, to string) error {
+	from, err := filepath.EvalSymlinks(from)
+	if err == nil {
+		err = removeFile(to)
+	}
+	if err == nil {
+		err = copyFile(to, from)
+	}
+	if err == nil {
+		err = os.Chmod(to, 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("copy a disk: %w", err)
 	}
 	return nil

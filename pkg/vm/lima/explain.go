@@ -77,10 +77,16 @@ var known = []struct {
 	{[]string{`"qemu-img": executable file not found`}, fail.Host, "qemu-img is missing", install("qemu-utils", "qemu-img", "qemu")},
 	{[]string{`"ssh": executable file not found`, `"ssh-keygen": executable file not found`}, fail.Host, "the SSH client is missing", install("openssh-client", "openssh-clients", "openssh")},
 	{[]string{"executable file not found"}, fail.Host, "QEMU is missing", func() string { return installQEMU(hostArch())() }},
+	// The log of the host agent may be cut after "process".
+	{[]string{"com.apple.security.virtualization", "Invalid virtual machine configuration. The process"}, fail.Host, "the program is not signed with the entitlement for Virtualization.framework", hint(codesignHint)},
+	{[]string{"Virtualization is not available on this hardware"}, fail.Host, "this Mac cannot run VMs; inside a VM, it needs nested virtualization", nil},
 	{[]string{"Cannot allocate memory", "cannot set up guest memory"}, fail.Host, "the host does not have enough memory for this VM", hint("agent-sessionizer stop SESSION # or give the VM less memory: --memory")},
 	{[]string{`Failed to get "write" lock`, `Failed to get shared "write" lock`}, fail.Conflict, "the VM's disk is in use by another process", nil},
 	{[]string{"not in qcow2 format", "is not acceptable as the base disk", "Could not open backing file", "Image is corrupt", "unsupported version", "Could not read qcow2 header", "Could not open"}, fail.Failure, "the VM's image is unusable", hint("agent-sessionizer image build --rebuild")},
 }
+
+// codesignHint is the command that a clone of the repository needs after each build.
+const codesignHint = "codesign --force --sign - --entitlements vz.entitlements PROGRAM # in a clone of the repository"
 
 func hint(s string) func() string { return func() string { return s } }
 

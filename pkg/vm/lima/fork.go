@@ -167,11 +167,15 @@ func (c checkpoint) tryLinkLayers(dir string) error {
 }
 
 // relativeBase makes the backing file of a stopped VM's disk relative. Lima writes an absolute path,
-// which in a fork would point into the parent's directory.
-func relativeBase(ctx context.Context, dir string) error {
+// which in a fork would point into the parent's directory. A disk of vz has no backing file, whatever
+// its guest wrote into its first bytes.
+func relativeBase(ctx context.Context, dir string, m meta) error {
+	if m.VMType == limayaml.VZ {
+		return nil
+	}
 	disk, base := filepath.Join(dir, filenames.DiffDisk), filepath.Join(dir, filenames.BaseDisk)
 	if _, below, err := readDisk(disk); err != nil || below != base {
-		return nil //nolint:nilerr // a disk without layers, as on vz
+		return nil //nolint:nilerr // a disk without layers
 	}
 	return qemuImg(ctx, "rebase", "-q", "-u", "-f", "qcow2", "-F", baseFormat(dir), "-b", filenames.BaseDisk, disk)
 }

@@ -81,7 +81,8 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 			s.Image.Cmdline = addArgs(s.Image.Cmdline, emulatedArgs)
 		}
 	}
-	y, err := render(s, label, template)
+	manager := d.vmType(s.Image.Arch)
+	y, err := render(s, manager, label, template)
 	if err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (d *Driver) Create(ctx context.Context, s vm.Spec) error {
 	if err := d.remove(ctx, s.Name, dir); err != nil { // left half made by something other than our rename
 		return err
 	}
-	m := meta{Arch: s.Image.Arch, VMType: vmType(s.Image.Arch), CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, ExternalNet: s.ExternalNet}
+	m := meta{Arch: s.Image.Arch, VMType: manager, CPUs: s.CPUs, Memory: s.Memory, Disk: s.Disk, User: s.User, ExternalNet: s.ExternalNet}
 	var f *fork
 	if s.Image.State != "" {
 		f = &fork{State: s.Image.State, Disk: s.Disk, User: s.User, AuthorizedKey: s.AuthorizedKey}

@@ -71,6 +71,16 @@ func (c checkpoint) discard() error {
 	return removeLayers(c.dir)
 }
 
+// discardCopy removes a checkpoint of a VM of vz. No other disk needs the checkpoint's.
+func (c checkpoint) discardCopy() error {
+	for _, prefix := range []string{checkpointPrefix, newPrefix, layerPrefix} {
+		if err := removeFile(c.path(prefix)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // removeFile removes a file. A missing one is a success.
 func removeFile(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

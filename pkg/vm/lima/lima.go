@@ -45,6 +45,7 @@ type Options struct {
 
 // Driver implements vm.Driver.
 type Driver struct {
+	goos     string // of the host; tests set another one
 	home     string
 	self     string
 	template []byte
@@ -84,12 +85,19 @@ func New(o Options) (*Driver, error) {
 	version.Version = limaVersion
 	downloader.HideProgress = true // it draws on stderr; we report our own progress
 	captureLog(o.Log)
-	return &Driver{home: home, self: o.Self, template: o.Template, images: imageCache{o.CacheDir}, accel: accelCache{o.CacheDir}}, nil
+	return &Driver{
+		goos: runtime.GOOS, home: home, self: o.Self, template: o.Template,
+		images: imageCache{o.CacheDir}, accel: accelCache{dir: o.CacheDir, goos: runtime.GOOS},
+	}, nil
 }
 
 // vmType returns the virtual machine manager for guests of arch on this host.
-func vmType(arch string) limayaml.VMType {
-	if runtime.GOOS == "darwin" && limayaml.IsNativeArch(arch) {
+func (d *Driver) vmType(arch string) limayaml.VMType { return vmType(d.goos, arch) }
+
+// vmType returns the virtual machine manager for guests of arch on a host with that operating
+// system.
+func vmType(goos, arch string) limayaml.VMType {
+	if goos == "darwin" && limayaml.IsNativeArch(arch) {
 		return limayaml.VZ
 	}
 	return limayaml.QEMU

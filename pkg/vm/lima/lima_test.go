@@ -274,6 +274,25 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestExplainVirtualization checks the errors of Virtualization.framework, as the host agent logs
+// them.
+func TestExplainVirtualization(t *testing.T) {
+	for message, c := range map[string]struct{ says, hint string }{
+		"The process doesn’t have the “com.apple.security.virtualization” entitlement.": {"not signed with the entitlement", "codesign"},
+		"Virtualization is not available on this hardware.":                             {"cannot run VMs", ""},
+	} {
+		dir := t.TempDir()
+		line := `agent-sessionizer: Error Domain=VZErrorDomain Code=2 Description="Invalid virtual machine configuration. ` + message + "\" UserInfo={\n"
+		if err := os.WriteFile(filepath.Join(dir, "ha.stderr.log"), []byte(line), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := explain(agentLog(dir), errors.New("x"))
+		if fail.CodeOf(err) != fail.Host || !strings.Contains(err.Error(), c.says) || !strings.Contains(fail.HintOf(err), c.hint) {
+			t.Errorf("explain(%q) = %v (code %v, hint %q), want %q (code %v, hint %q)", message, err, fail.CodeOf(err), fail.HintOf(err), c.says, fail.Host, c.hint)
+		}
+	}
+}
+
 func TestCheckNamesWhatIsMissing(t *testing.T) {
 	d := newDriver(t)
 	only(t)

@@ -46,7 +46,7 @@ func (d *Driver) NetSockets(name string) (vm.NetSockets, error) {
 		return vm.NetSockets{}, err
 	}
 	w := vm.NetSockets{Subnet: netip.MustParsePrefix(netSocketsNetwork), MAC: limayaml.MACAddress(dir), MTU: streamMTU}
-	if vmType(hostArch()) == limayaml.VZ {
+	if d.vmType(hostArch()) == limayaml.VZ {
 		w.MTU = datagramMTU
 	}
 	for kind, path := range map[usernet.SockType]*string{usernet.QEMUSock: &w.Stream, usernet.FDSock: &w.Datagram, usernet.EndpointSock: &w.API} {

@@ -1,6 +1,7 @@
 package lima
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -47,11 +48,28 @@ func roleOf(args []string, dir string) role {
 		case a == "-pidfile" && filepath.Dir(value) == dir && strings.HasSuffix(value, ".pid"):
 			return driver
 		case strings.Contains(a, filepath.Join(dir, filenames.SSHSock)) &&
-			(filepath.Base(args[0]) == "ssh" || strings.HasPrefix(args[0], "ssh: ")):
+			(filepath.Base(args[0]) == "ssh" || args[0] == "ssh:" || strings.HasPrefix(args[0], "ssh: ")):
 			return sshMux
 		}
 	}
 	return stranger
+}
+
+// parseProcesses reads the output of "ps -o pid=,command=". It splits arguments at blanks: the
+// paths that we compare contain none, see New. A line has as many bytes as the system allows for
+// arguments.
+func parseProcesses(out []byte) map[int][]string {
+	table := map[int][]string{}
+	for line := range bytes.Lines(out) {
+		f := strings.Fields(string(line))
+		if len(f) < 2 {
+			continue
+		}
+		if pid, err := strconv.Atoi(f[0]); err == nil {
+			table[pid] = f[1:]
+		}
+	}
+	return table
 }
 
 // running is what Inspect sees of a VM's processes.

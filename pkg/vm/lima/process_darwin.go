@@ -1,8 +1,6 @@
 package lima
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"os/exec"
 	"strconv"
@@ -11,7 +9,7 @@ import (
 )
 
 // arguments returns a process's arguments as ps prints them, split at blanks: the
-// paths that we compare contain none, see Driver.dir.
+// paths that we compare contain none, see New.
 func arguments(pid int) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -29,15 +27,5 @@ func processTable() (map[int][]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := map[int][]string{}
-	for sc := bufio.NewScanner(bytes.NewReader(out)); sc.Scan(); {
-		f := strings.Fields(sc.Text())
-		if len(f) < 2 {
-			continue
-		}
-		if pid, err := strconv.Atoi(f[0]); err == nil {
-			table[pid] = f[1:]
-		}
-	}
-	return table, nil
+	return parseProcesses(out), nil
 }

@@ -6,8 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -21,6 +24,7 @@ func TestRoleOf(t *testing.T) {
 		{agent, []string{"/bin/as", "hostagent", "--pidfile", "/h/vm/ha.pid", "--socket", "/h/vm/ha.sock", "vm"}},
 		{driver, []string{"qemu-system-x86_64", "-name", "lima-vm", "-pidfile", "/h/vm/qemu.pid"}},
 		{sshMux, []string{"ssh: /h/vm/ssh.sock [mux]"}},
+		{sshMux, []string{"ssh:", "/h/vm/ssh.sock", "[mux]"}}, // the same, as ps prints it
 		{sshMux, []string{"/usr/bin/ssh", "-o", `ControlPath="/h/vm/ssh.sock"`}},
 		{stranger, []string{"/bin/as", "hostagent", "--pidfile", "/h/vm2/ha.pid", "vm2"}},
 		{stranger, []string{"qemu-system-x86_64", "-pidfile", "/h/vm/sub/qemu.pid"}},
@@ -32,6 +36,33 @@ func TestRoleOf(t *testing.T) {
 		if got := roleOf(c.args, dir); got != c.want {
 			t.Errorf("roleOf(%q) = %v, want %v", c.args, got, c.want)
 		}
+	}
+}
+
+// TestParseProcesses reads what ps prints on macOS, and what it prints on this host.
+func TestParseProcesses(t *testing.T) {
+	long := strings.Repeat(" argument", 20_000)
+	got := parseProcesses([]byte("    1 /sbin/launchd\n  345 /usr/bin/java" + long + "\n  346 (zombie)\n  347 \nPID COMMAND\n" +
+		"99999 /Applications/My App/agent-sessionizer hostagent --pidfile /h/vm/ha.pid vm\n  400 ssh: /h/vm/ssh.sock [mux]  \n"))
+	roles := map[int]role{}
+	for pid, args := range got {
+		roles[pid] = roleOf(args, "/h/vm")
+	}
+	want := map[int]role{1: stranger, 345: stranger, 346: stranger, 99999: agent, 400: sshMux}
+	if diff := cmp.Diff(want, roles); diff != "" {
+		t.Errorf("roles of parseProcesses (-want +got):\n%s", diff)
+	}
+	if len(got[345]) != 20_001 {
+		t.Errorf("arguments of a long line = %d, want 20001", len(got[345]))
+	}
+
+	marked := idle(t, "-pidfile", "/h/vm/qemu.pid")
+	out, err := exec.CommandContext(t.Context(), "ps", "-axww", "-o", "pid=,command=").Output()
+	if err != nil {
+		t.Fatalf("%v; apt-get install procps", err)
+	}
+	if args := parseProcesses(out)[marked.Process.Pid]; roleOf(args, "/h/vm") != driver {
+		t.Errorf("process in the output of ps = %q, want one with the role %d", args, driver)
 	}
 }
 

@@ -109,6 +109,17 @@ func ignoreUnused(err error) error {
 	return nil
 }
 
+// flattenDisk merges the layers of a stopped VM's disk if it has too many. A disk of vz has none,
+// whatever its guest wrote into its first bytes.
+func flattenDisk(ctx context.Context, dir string, m meta) {
+	if m.VMType == limayaml.VZ || isFork(dir) {
+		return
+	}
+	if layers, err := layersOf(dir, filenames.DiffDisk); err == nil && len(layers) > maxLayers {
+		checkpoint{dir: dir, id: strings.TrimPrefix(layers[0], layerPrefix)}.flatten(ctx)
+	}
+}
+
 // flatten gives the checkpoint's disk a single layer if it has too many. Its content stays. If that
 // fails, for example because the host's disk is full, it stays as it is, which works as well.
 func (c checkpoint) flatten(ctx context.Context) {
@@ -137,14 +148,18 @@ func (c checkpoint) flatten(ctx context.Context) {
 
 // RemoveCheckpoint implements vm.Checkpointer.
 func (d *Driver) RemoveCheckpoint(ctx context.Context, name, id string) error {
-	c, _, err := d.checkpoint(name, id)
+	c, m, err := d.checkpoint(name, id)
 	if isNotFound(err) {
 		return nil
 	}
 	if f, forkErr := readFork(c.dir); err == nil && forkErr == nil && f != nil && f.State == c.path(statePrefix) {
 		err = fail.New(fail.Conflict, "the VM is about to resume from the checkpoint")
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case m.VMType == limayaml.VZ:
+		err = c.discardCopy()
+	default:
 		err = c.discard()
 	}
 	if err != nil {

@@ -249,8 +249,8 @@ func syncDir(dir string) error {
 
 // StateKey implements vm.Saver.
 func (d *Driver) StateKey(ctx context.Context, arch string, cpus int, memory int64) (string, error) {
-	if vmType(arch) != limayaml.QEMU {
-		return "", fail.New(fail.Host, "running VMs of %s cannot be saved", vmType(arch))
+	if d.vmType(arch) != limayaml.QEMU {
+		return "", fail.New(fail.Host, "running VMs of %s cannot be saved", d.vmType(arch))
 	}
 	accel, err := d.accel.find(ctx, arch)
 	if err != nil {

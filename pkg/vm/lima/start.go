@@ -121,13 +121,11 @@ func (d *Driver) launch(ctx context.Context, name, dir string, m meta, p vm.Prog
 	if err := errors.Join(removeFile(filepath.Join(dir, resumedFile)), tidyDisks(dir)); err != nil {
 		return vmRun{}, err
 	}
-	if layers, err := layersOf(dir, filenames.DiffDisk); err == nil && len(layers) > maxLayers && !isFork(dir) {
-		checkpoint{dir: dir, id: strings.TrimPrefix(layers[0], layerPrefix)}.flatten(ctx)
-	}
+	flattenDisk(ctx, dir, m)
 	if err := d.prepare(ctx, name, dir, m, p); err != nil {
 		return vmRun{}, err
 	}
-	if err := relativeBase(ctx, dir); err != nil {
+	if err := relativeBase(ctx, dir, m); err != nil {
 		return vmRun{}, err
 	}
 	if _, err := exec.LookPath("ssh"); err != nil { // Lima's host agent logs in with it

@@ -70,7 +70,7 @@ func checkSpec(s vm.Spec) error {
 
 // render makes the lima.yaml for s. The template decides what s and the product's
 // rules leave open; label names the template in errors.
-func render(s vm.Spec, label string, template []byte) ([]byte, error) {
+func render(s vm.Spec, manager limayaml.VMType, label string, template []byte) ([]byte, error) {
 	if err := checkSpec(s); err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func render(s vm.Spec, label string, template []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := applySpec(y, s); err != nil {
+	if err := applySpec(y, s, manager); err != nil {
 		return nil, err
 	}
 	seal(y)
@@ -133,8 +133,8 @@ func templateError(label string, err error) error {
 }
 
 // applySpec writes the spec over the template.
-func applySpec(y *limayaml.LimaYAML, s vm.Spec) error {
-	y.VMType = new(vmType(s.Image.Arch))
+func applySpec(y *limayaml.LimaYAML, s vm.Spec, manager limayaml.VMType) error {
+	y.VMType = &manager
 	y.Arch = &s.Image.Arch
 	y.CPUs = &s.CPUs
 	y.Memory = new(fmt.Sprint(s.Memory))

@@ -27,7 +27,7 @@ func testSpec(name string) vm.Spec {
 // TestEmulatedKernelArgs: only a guest that TCG emulates loads programs at fixed
 // addresses.
 func TestEmulatedKernelArgs(t *testing.T) {
-	if vmType(hostArch()) != limayaml.QEMU {
+	if newDriver(t).vmType(hostArch()) != limayaml.QEMU {
 		t.Skip("QEMU does not run VMs of this host's architecture")
 	}
 	d := newDriver(t)
