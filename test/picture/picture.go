@@ -1,5 +1,5 @@
-// Package picture renders terminal screens as SVG for the documentation. The pictures show
-// real output, need no display, and are stored as text in git.
+// Package picture draws the documentation's SVG files: terminal screens and the chart of the
+// benchmarks. The pictures show real output, need no display, and are stored as text in git.
 package picture
 
 import (
@@ -50,7 +50,7 @@ func SVG(title, screen string, width int) string {
 	for i, c := range []string{sixteen[1], sixteen[3], sixteen[2]} {
 		fmt.Fprintf(&b, `<circle cx="%d" cy="16" r="5" fill="%s"/>`, 18+18*i, c)
 	}
-	fmt.Fprintf(&b, "\n"+`<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,monospace" font-size="%d" xml:space="preserve">`+"\n", fontSize)
+	fmt.Fprintf(&b, "\n"+`<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,monospace" font-size="%d">`+"\n", fontSize)
 	var now style
 	for row, line := range lines {
 		b.WriteString(drawLine(line, &now, row))
@@ -110,7 +110,7 @@ func drawLine(line string, now *style, row int) string {
 			more += ` text-decoration="underline"`
 		}
 		// An explicit length keeps the columns aligned with any font.
-		fmt.Fprintf(&b, `<text x="%.1f" y="%d" textLength="%.1f" lengthAdjust="spacingAndGlyphs" fill="%s"%s>%s</text>`+"\n", x, y+fontSize, wide, or(fg, ink), more, escape(r.text))
+		fmt.Fprintf(&b, `<text xml:space="preserve" x="%.1f" y="%d" textLength="%.1f" lengthAdjust="spacingAndGlyphs" fill="%s"%s>%s</text>`+"\n", x, y+fontSize, wide, or(fg, ink), more, escape(r.text))
 	}
 	return b.String()
 }

@@ -21,6 +21,12 @@ func TestSVG(t *testing.T) {
 			t.Errorf("SVG = %s, want %s in it", svg, want)
 		}
 	}
+	checkXML(t, svg)
+}
+
+// checkXML checks that a picture is well-formed.
+func checkXML(t *testing.T, svg string) {
+	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(svg))
 	for {
 		if _, err := d.Token(); errors.Is(err, io.EOF) {
