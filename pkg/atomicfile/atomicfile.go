@@ -1,4 +1,4 @@
-// Package atomicfile replaces files atomically: a reader sees the old content or the new
+// Package atomicfile replaces and creates files atomically: a reader sees the old content or the new
 // content, never a mixture or a part.
 package atomicfile
 
@@ -21,6 +21,23 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 // the file may be empty.
 func WriteUnflushed(path string, content []byte, mode fs.FileMode) error {
 	return replace(path, content, mode, createTemp, nil)
+}
+
+// Create creates the file at path, as a whole. The error is fs.ErrExist, wrapped, if it exists already. The
+// content is on disk when Create returns. The file system must support hard links.
+func Create(path string, content []byte, mode fs.FileMode) error {
+	f, err := createTemp(path)
+	if err != nil {
+		return err
+	}
+	err = writeAndClose(f, content, mode, true)
+	if err == nil {
+		err = os.Link(f.Name(), path) // unlike a rename, it replaces nothing
+	}
+	if err := errors.Join(err, os.Remove(f.Name())); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }
 
 // replace writes the file under a temporary name and renames it to path. If sync is not

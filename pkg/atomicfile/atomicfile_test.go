@@ -185,3 +185,31 @@ func limitFiles(t *testing.T, size uint64) {
 	set(syscall.Rlimit{Cur: size, Max: was.Max})
 	t.Cleanup(func() { set(was) })
 }
+
+func TestCreate(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	if err := Create(path, []byte("first"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(path, []byte("second"), 0o600); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("Create of an existing file = %v, want fs.ErrExist", err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(filepath.Join(dir, "link"), []byte("third"), 0o600); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("Create at a dangling link = %v, want fs.ErrExist", err)
+	}
+	text, err := os.ReadFile(path)
+	st, statErr := os.Stat(path)
+	if err := errors.Join(err, statErr); err != nil {
+		t.Fatal(err)
+	}
+	if string(text) != "first" || st.Mode() != 0o600 {
+		t.Errorf("the file has %q and mode %v, want \"first\" and 0600", text, st.Mode())
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
+		t.Errorf("the directory has %v (%v), want the file and the link", entries, err)
+	}
+}

@@ -17,14 +17,16 @@ import (
 
 // TestOnlyTheConsoleWritesToTheStandardStreams checks that commands print through the
 // console, which filters output to a terminal. Only three uses may access the standard
-// streams directly: child processes, attach, which has its own filter, and pipes between
+// streams directly: child processes, attach and replay, which have their own filters, and pipes between
 // processes of this program.
 func TestOnlyTheConsoleWritesToTheStandardStreams(t *testing.T) {
 	allowed := []string{
 		"main.go:Main",                                            // passes them to the console
 		"app/terminal.go:Interactive", "app/terminal.go:Transfer", // check whether they are terminals
-		"sessioncmd/run.go:Terminal",                                                             // attach.Run filters
-		"setupcmd/edit.go:visit", "internal_commands.go:runPrepare", "sessioncmd/open.go:runJob", // child processes of this host
+		"sessioncmd/play.go:playOnTerminal",                                                  // has a filter of its own
+		"sessioncmd/run.go:Terminal",                                                         // attach.Run filters
+		"app/editor.go:Edit", "internal_commands.go:runPrepare", "sessioncmd/open.go:runJob", // child processes of this host
+		"sessioncmd/pull.go:showScreen", "sessioncmd/pull.go:openTool", // the screen cleans what it draws; a merge tool is a child process
 		"internal_commands.go:newHiddenCmds", // resolve-secrets answers on a pipe
 	}
 	files := token.NewFileSet()

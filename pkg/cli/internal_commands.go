@@ -119,6 +119,12 @@ func newHiddenCmds(a *app.App) []*cobra.Command {
 			},
 		},
 		{
+			Use: session.ProxyCommand + " SESSION", Args: app.Usage(cobra.ExactArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return sessioncmd.RunSSHProxy(cmd.Context(), a, args[0])
+			},
+		},
+		{
 			Use: app.SweepCommand, Args: app.Usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
 		},
@@ -276,23 +282,6 @@ func newCompletionCmd() *cobra.Command {
 			return fail.New(fail.Usage, "shell must be bash, zsh or fish, got %q", args[0])
 		},
 	}
-}
-
-func newVersionCmd(a *app.App) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: "version", Short: "Print the version", Args: app.Usage(cobra.NoArgs),
-		Example: `  agent-sessionizer version`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asJSON {
-				return a.Con.JSON(map[string]string{"version": app.Version})
-			}
-			a.Printf("agent-sessionizer %s\n", app.Version)
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
 }
 
 // runSweep implements sweepCommand. Only one sweep runs at a time.

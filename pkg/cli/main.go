@@ -104,7 +104,12 @@ everything else to standard error. Commands that show something have --json.`),
 			return err
 		},
 	}
-	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return checkHost(a, cmd) }
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := app.ExclusiveFlags(cmd); err != nil {
+			return err
+		}
+		return checkHost(a, cmd)
+	}
 	cmd.PersistentFlags().StringVar(&a.Chosen, "host", "", "`HOST` to work on: a context, a host of the cluster, ssh://[USER@]HOST, https://HOST:PORT, unix:///PATH or local")
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := cmd.CommandPath() + " --help"
@@ -123,10 +128,10 @@ everything else to standard error. Commands that show something have --json.`),
 	sessioncmd.AddClient(cmd, &o.open.Client)
 	cmd.AddGroup(&cobra.Group{ID: "session", Title: "Sessions:"}, &cobra.Group{ID: "work", Title: "Work in a session:"}, &cobra.Group{ID: "tasks", Title: "Unattended tasks:"}, &cobra.Group{ID: "setup", Title: "Setup:"})
 	for group, cmds := range map[string][]*cobra.Command{
-		"session": {sessioncmd.NewOpenCmd(a), sessioncmd.NewListCmd(a), sessioncmd.NewStatusCmd(a), sessioncmd.NewNextCmd(a), sessioncmd.NewLastCmd(a), sessioncmd.NewAnswerCmd(a), sessioncmd.NewStartCmd(a), sessioncmd.NewStopCmd(a), sessioncmd.NewDestroyCmd(a), sessioncmd.NewLogsCmd(a), sessioncmd.NewUsageCmd(a), sessioncmd.NewBudgetCmd(a), sessioncmd.NewHomeCmd(a), sessioncmd.NewLeaseCmd(a), sessioncmd.NewCheckpointCmd(a), sessioncmd.NewCheckpointsCmd(a), sessioncmd.NewRestoreCmd(a), sessioncmd.NewForkCmd(a), sessioncmd.NewWorkspaceCmd(a)},
-		"work":    {sessioncmd.NewExecCmd(a), sessioncmd.NewSSHCmd(a), sessioncmd.NewSSHConfigCmd(a), sessioncmd.NewCpCmd(a), sessioncmd.NewDiffCmd(a), sessioncmd.NewFetchCmd(a), netcmd.NewNetCmd(a), sessioncmd.NewPortsCmd(a)},
+		"session": {sessioncmd.NewOpenCmd(a), sessioncmd.NewListCmd(a), sessioncmd.NewStatusCmd(a), sessioncmd.NewNextCmd(a), sessioncmd.NewLastCmd(a), sessioncmd.NewAnswerCmd(a), sessioncmd.NewStartCmd(a), sessioncmd.NewStopCmd(a), sessioncmd.NewDestroyCmd(a), sessioncmd.NewLogsCmd(a), sessioncmd.NewRecordingsCmd(a), sessioncmd.NewUsageCmd(a), sessioncmd.NewBudgetCmd(a), sessioncmd.NewHomeCmd(a), sessioncmd.NewLeaseCmd(a), sessioncmd.NewCheckpointCmd(a), sessioncmd.NewCheckpointsCmd(a), sessioncmd.NewRestoreCmd(a), sessioncmd.NewForkCmd(a), sessioncmd.NewWorkspaceCmd(a)},
+		"work":    {sessioncmd.NewExecCmd(a), sessioncmd.NewSSHCmd(a), sessioncmd.NewSSHConfigCmd(a), sessioncmd.NewCodeCmd(a), sessioncmd.NewCpCmd(a), sessioncmd.NewDiffCmd(a), sessioncmd.NewFetchCmd(a), sessioncmd.NewReviewCmd(a), netcmd.NewNetCmd(a), sessioncmd.NewPortsCmd(a)},
 		"tasks":   {taskcmd.NewTaskCmd(a), servecmd.NewServeCmd(a), servecmd.NewDashboardCmd(a), servecmd.NewMCPCmd(a), servecmd.NewClusterCmd(a)},
-		"setup":   {imagecmd.NewImageCmd(a), setupcmd.NewSecretsCmd(a), setupcmd.NewLoginCmd(a), setupcmd.NewLogoutCmd(a), setupcmd.NewConfigCmd(a), setupcmd.NewProfileCmd(a), setupcmd.NewContextCmd(a), setupcmd.NewTmuxCmd(a), sessioncmd.NewTrustCmd(a), setupcmd.NewDoctorCmd(a), imagecmd.NewPruneCmd(a), setupcmd.NewAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
+		"setup":   {imagecmd.NewImageCmd(a), setupcmd.NewSecretsCmd(a), setupcmd.NewLoginCmd(a), setupcmd.NewLogoutCmd(a), setupcmd.NewConfigCmd(a), setupcmd.NewProfileCmd(a), setupcmd.NewContextCmd(a), setupcmd.NewTmuxCmd(a), sessioncmd.NewTrustCmd(a), setupcmd.NewDoctorCmd(a), setupcmd.NewDiagnoseCmd(a), imagecmd.NewPruneCmd(a), setupcmd.NewAuditCmd(a), newCompletionCmd(), newManCmd(a), newVersionCmd(a)},
 		"":        slices.Concat(newHiddenCmds(a), sessioncmd.NewPickerCmds(a), newTopics()),
 	} {
 		for _, c := range cmds {
@@ -200,5 +205,5 @@ func checkHost(a *app.App, cmd *cobra.Command) error {
 	if err != nil || to.URL == "" {
 		return err
 	}
-	return fail.New(fail.Usage, "%s works only on this host, but %s is chosen", cmd.CommandPath(), to.URL).WithHint("%s --host %s", cmd.CommandPath(), app.ThisHost)
+	return fail.New(fail.Usage, "%s works only on this host, but %s is chosen", cmd.CommandPath(), to.URL).WithHint("%s", app.Again(cmd, []string{"host"}, "--host", app.ThisHost))
 }

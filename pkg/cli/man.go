@@ -113,7 +113,7 @@ func manPage(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
 		p.entries("EXIT STATUS", exitCodes())
 		p.line(".PP")
-		p.text("exec and ssh return the exit status of the guest's command, or 128 if a signal ended it.")
+		p.text("exec and ssh return the exit status of the guest's command, or 128 plus the signal that ended it.")
 		p.entries("ENVIRONMENT", environment())
 		p.entries("FILES", files)
 	}

@@ -89,7 +89,7 @@ func newTopics() []*cobra.Command {
 		{
 			Use: "exit-codes", Short: "Explain exit codes",
 			Long: "The exit status of a command, and the name that --json shows for it:\n\n" + columns(exitCodes()) +
-				"\nexec and ssh return the exit status of the guest's command, or 128 if a signal ended it.",
+				"\nexec and ssh return the exit status of the guest's command, or 128 plus the signal that ended it.",
 		},
 		{
 			Use: "environment", Short: "List environment variables",

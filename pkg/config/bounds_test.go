@@ -144,6 +144,7 @@ func TestVariables(t *testing.T) {
 		"AGENT_SESSIONIZER_IMAGE":                 {"mine", func(c *config.Config) bool { return c.Image == "mine" }},
 		"AGENT_SESSIONIZER_PREPARE":               {"golden", func(c *config.Config) bool { return c.Prepare == config.PrepareGolden }},
 		"AGENT_SESSIONIZER_POOL":                  {"3", func(c *config.Config) bool { return c.Pool == 3 }},
+		"AGENT_SESSIONIZER_EDITOR":                {"zed", func(c *config.Config) bool { return c.Editor == "zed" }},
 		"AGENT_SESSIONIZER_PROFILE":               {"other", func(c *config.Config) bool { return settings(t, c, "", "").Profile == "other" }},
 		"AGENT_SESSIONIZER_LIMA_HOME":             {"/vms/", func(c *config.Config) bool { return c.Paths.LimaHome == "/vms" }},
 		"AGENT_SESSIONIZER_LIMITS_RUNNING":        {"4", func(c *config.Config) bool { return c.Limits.Running == 4 }},

@@ -30,9 +30,12 @@ type Config struct {
 	Cluster Cluster
 	Log     Log
 	Audit   Audit
-	Files   []string // the files that were read, in order
-	Prices  meter.Prices
 
+	Recordings Recordings
+	Files      []string // the files that were read, in order
+	Prices     meter.Prices
+
+	Editor   string // the editor that code opens; "" for the first that exists
 	Dotfiles string // the user's dotfiles, a directory on the host; "" for none
 
 	Attention Attention // how the user learns that an agent needs attention
@@ -104,7 +107,7 @@ func load(paths Paths, defaults fs.FS, instead map[string][]byte) (*Config, erro
 		if err := c.checkGroups(file, d); err != nil {
 			return err
 		}
-		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist, Budget: d.Budget, Logins: d.Logins, Questions: d.Questions, Subtasks: d.Subtasks, Lifetime: d.Lifetime, Setup: d.Setup}.mergeOver(c.base)
+		c.base = Profile{Network: d.Network, Secrets: d.Secrets, Persist: d.Persist, Budget: d.Budget, Logins: d.Logins, Questions: d.Questions, Subtasks: d.Subtasks, Lifetime: d.Lifetime, Setup: d.Setup, Record: d.Record}.mergeOver(c.base)
 		if err := c.setDotfiles(file, d.Dotfiles); err != nil {
 			return err
 		}
@@ -266,6 +269,7 @@ type Settings struct {
 	Subtasks  Subtasks          `json:"subtasks,omitzero"`
 	Lifetime  Lifetime          `json:"lifetime,omitzero"`
 	Setup     Setup             `json:"setup,omitzero"`
+	Record    Switch            `json:"record,omitempty" doc:"Whether the session's terminals are recorded."`
 
 	Repo RepoKey `json:"-"`
 }
@@ -297,7 +301,7 @@ func (c *Config) For(repo RepoKey, profile string) (Settings, error) {
 	if p.Resources.CPUs < 1 {
 		return Settings{}, fail.New(fail.Usage, "cpus for %s must be at least 1, got %d", repo, p.Resources.CPUs)
 	}
-	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Budget: p.Budget, Logins: p.Logins, Questions: p.Questions, Subtasks: p.Subtasks, Lifetime: p.Lifetime, Setup: p.Setup, Repo: repo}, nil
+	return Settings{Profile: profile, Resources: p.Resources, Network: p.Network, Secrets: p.Secrets, Persist: p.Persist, Budget: p.Budget, Logins: p.Logins, Questions: p.Questions, Subtasks: p.Subtasks, Lifetime: p.Lifetime, Setup: p.Setup, Record: p.Record, Repo: repo}, nil
 }
 
 // Profiles returns the names of the profiles, sorted.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -89,6 +90,7 @@ type Profile struct {
 	Subtasks  Subtasks          `yaml:"subtasks,omitempty" json:"subtasks,omitzero"`
 	Lifetime  Lifetime          `yaml:"lifetime,omitempty" json:"lifetime,omitzero"`
 	Setup     Setup             `yaml:"setup,omitempty" json:"setup,omitzero"`
+	Record    Switch            `yaml:"record,omitempty" json:"record,omitempty"`
 }
 
 func (p Profile) mergeOver(base Profile) Profile {
@@ -101,7 +103,7 @@ func (p Profile) mergeOver(base Profile) Profile {
 	if p.Logins == nil {
 		p.Logins = base.Logins
 	}
-	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks), Lifetime: p.Lifetime.over(base.Lifetime), Setup: p.Setup.Over(base.Setup)}
+	return Profile{Resources: p.Resources.Over(base.Resources), Network: p.Network.mergeOver(base.Network), Secrets: secrets, Persist: p.Persist, Budget: p.Budget.Over(base.Budget), Logins: p.Logins, Questions: p.Questions.over(base.Questions), Subtasks: p.Subtasks.over(base.Subtasks), Lifetime: p.Lifetime.over(base.Lifetime), Setup: p.Setup.Over(base.Setup), Record: cmp.Or(p.Record, base.Record)}
 }
 
 // Repo is a repository's entry in config.yaml.
@@ -146,12 +148,14 @@ type document struct {
 	Prepare   string             `yaml:"prepare,omitempty"`
 	Pool      *int               `yaml:"pool,omitempty"`
 	Profile   string             `yaml:"profile,omitempty"`
+	Editor    string             `yaml:"editor,omitempty"`
 	LimaHome  string             `yaml:"lima_home,omitempty"`
 	Limits    Limits             `yaml:"limits,omitempty"`
 	Tasks     Tasks              `yaml:"tasks,omitempty"`
 	Cluster   Cluster            `yaml:"cluster,omitempty"`
 	Log       Log                `yaml:"log,omitempty"`
 	Audit     Audit              `yaml:"audit,omitempty"`
+	Record    Switch             `yaml:"record,omitempty"`
 	Network   Network            `yaml:"network,omitempty"`
 	Attention Attention          `yaml:"attention,omitempty"`
 	Secrets   map[string]Secret  `yaml:"secrets,omitempty"`
@@ -160,6 +164,7 @@ type document struct {
 	RequestRules map[string]Requests `yaml:"request_rules,omitempty"`
 	Dotfiles     Dir                 `yaml:"dotfiles,omitempty"`
 	Persist      Persist             `yaml:"persist,omitempty"`
+	Recordings   Recordings          `yaml:"recordings,omitempty"`
 	Budget       Budget              `yaml:"budget,omitempty"`
 	Logins       Logins              `yaml:"logins,omitempty"`
 	Questions    Questions           `yaml:"questions,omitempty"`

@@ -201,6 +201,7 @@ func (c *Config) Values(repo RepoKey, profile string) ([]Value, error) {
 	add(c.Dotfiles, "dotfiles")
 	add(c.Roots, "roots")
 	add(set.Persist, "persist")
+	add(set.Record, "record")
 	add(set.Budget.Session, "budget", "session")
 	add(set.Budget.Day, "budget", "day")
 	add(set.Budget.Tokens, "budget", "tokens")

@@ -92,6 +92,9 @@ func (p Paths) Pool() string { return filepath.Join(p.State, "pool") }
 // repositories are restored.
 func (p Paths) SavedHomes() string { return filepath.Join(p.State, "homes") }
 
+// Reviews returns the directory of the marks and notes of reviews.
+func (p Paths) Reviews() string { return filepath.Join(p.State, "reviews") }
+
 // Cluster returns the directory with what this host knows of its cluster.
 func (p Paths) Cluster() string { return filepath.Join(p.State, "cluster") }
 

@@ -38,6 +38,7 @@ var settings = []setting{
 	{"prepare", "AGENT_SESSIONIZER_PREPARE", "", "what to prepare for faster starts", string(PrepareNone), kind{setPrepare, func(c *Config) any { return c.Prepare }}},
 	{"pool", "AGENT_SESSIONIZER_POOL", "", "number of standby VMs", "0", number(0, maxPool, func(c *Config) *int { return &c.Pool })},
 	{"profile", "AGENT_SESSIONIZER_PROFILE", "", "default profile", "", kind{setProfile, func(c *Config) any { return c.profile }}},
+	{"editor", "AGENT_SESSIONIZER_EDITOR", "", "editor that code opens", "", kind{func(c *Config, text string) error { c.Editor = text; return nil }, func(c *Config) any { return c.Editor }}},
 	{"lima_home", "AGENT_SESSIONIZER_LIMA_HOME", "", "directory of the VMs", "", kind{setLimaHome, func(c *Config) any { return c.Paths.LimaHome }}},
 	{"limits.running", "AGENT_SESSIONIZER_LIMITS_RUNNING", "", "maximum number of running VMs", "", number(1, 0, func(c *Config) *int { return &c.Limits.Running })},
 	{"limits.memory_reserve", "AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE", "", "host memory that stays free", "", size(1, func(c *Config) *Size { return &c.Limits.MemoryReserve })},
@@ -59,10 +60,15 @@ var settings = []setting{
 	{"log.max_size", "", "", "", "16MiB", size(minLog, func(c *Config) *Size { return &c.Log.MaxSize })},
 	{"log.keep", "", "", "", "7", number(1, maxLogFiles, func(c *Config) *int { return &c.Log.Keep })},
 	{"audit.retention", "", "", "", "90d", duration(day, func(c *Config) *Duration { return &c.Audit.Retention })},
+	{"recordings.tasks", "", "", "", string(On), word(func(c *Config) *Switch { return &c.Recordings.Tasks }, On, Off)},
+	{"recordings.size", "", "", "", "64MiB", size(minRecordings, func(c *Config) *Size { return &c.Recordings.Size })},
+	{"recordings.keep", "", "", "", "30d", duration(time.Hour, func(c *Config) *Duration { return &c.Recordings.Keep })},
 }
 
 const (
 	day = 24 * time.Hour
+
+	minRecordings = 1 << 20 // bytes
 
 	minLog      = 64 << 10 // bytes; a few records must fit
 	maxLogFiles = 1000     // each rotation lists the old files

@@ -164,7 +164,7 @@ func (c *Console) JSON(v any) error {
 func (c *Console) Confirm(question, flag string) (bool, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return false, fail.New(fail.Usage, "%s Cannot ask without a terminal", termtext.Line(question)).WithHint("repeat the command with %s", flag)
+		return false, fail.New(fail.Usage, "cannot ask %q: no terminal", termtext.Line(question)).WithHint("repeat the command with %s", flag)
 	}
 	defer tty.Close()
 	return ask(tty, question)

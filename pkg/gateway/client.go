@@ -22,6 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -189,6 +190,28 @@ func (p Process) Inherit(ctx context.Context, from Process) error {
 		return fail.New(fail.Host, "copy what the gateway remembers: %w", err)
 	}
 	return nil
+}
+
+// Remembered returns the key of the gateway's certificate authority and the placeholders, so that they can
+// be found in other texts.
+func (p Process) Remembered() (all []secret.Value, err error) {
+	var r struct {
+		Authority struct {
+			Key string `json:"key"`
+		} `json:"authority"`
+		Placeholders map[string]string `json:"placeholders"`
+	}
+	text, err := os.ReadFile(filepath.Join(p.Dir, rememberFile))
+	if err != nil {
+		return nil, err
+	}
+	if json.Unmarshal(text, &r) != nil { // its error may quote a value
+		return nil, fmt.Errorf("read %s: invalid JSON", filepath.Join(p.Dir, rememberFile))
+	}
+	for _, value := range r.Placeholders {
+		all = append(all, secret.NewValue(value))
+	}
+	return append(all, secret.NewValue(r.Authority.Key)), nil
 }
 
 // SetSecrets replaces the secrets that the gateway puts in the place of their placeholders. They

@@ -24,6 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/recording"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -71,7 +72,7 @@ type Part func(context.Context, *collector) error
 // Orphans returns the parts that remove objects without an owner. They also run without a
 // request of the user.
 func Orphans() []Part {
-	return []Part{expired, sessions, tasks, machines, unfinishedSetups, locks, clones, files}
+	return []Part{expired, sessions, tasks, machines, unfinishedSetups, locks, recordings, clones, files}
 }
 
 // collector is one run.
@@ -286,6 +287,24 @@ func tasks(ctx context.Context, c *collector) error {
 		c.recordRemoved(ctx, "events", Object{Kind: "events", Name: strconv.Itoa(n), Path: c.Config.Paths.Store(), Size: bytes, Why: fmt.Sprintf("their tasks ended more than %v ago", ttl)})
 	}
 	return err
+}
+
+// recordings removes recordings of terminals that ended long ago.
+func recordings(ctx context.Context, c *collector) error {
+	kept := recording.Store{Dir: c.Config.Paths.Recordings()}
+	old, err := kept.Expired(time.Now().Add(-time.Duration(c.Config.Recordings.Keep)))
+	if err != nil {
+		return err
+	}
+	for _, id := range slices.Sorted(maps.Keys(old)) {
+		if !c.DryRun {
+			if _, err := kept.Remove(id); err != nil && fail.CodeOf(err) != fail.NotFound {
+				return err
+			}
+		}
+		c.recordRemoved(ctx, "recordings:"+id, Object{Kind: "recordings", Name: id, Path: kept.Subject(id), Size: old[id], Why: fmt.Sprintf("nothing was recorded for %v", c.Config.Recordings.Keep)})
+	}
+	return nil
 }
 
 // locks removes lock files that killed keepers left, of sessions that are gone and tasks
@@ -579,7 +598,11 @@ func files(ctx context.Context, c *collector) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range append(packs, records...) {
+	marks, err := filepath.Glob(filepath.Join(c.Config.Paths.Reviews(), ".*.tmp"))
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(packs, records, marks) {
 		st, err := os.Lstat(path)
 		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < day {
 			continue

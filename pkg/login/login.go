@@ -484,3 +484,20 @@ func errorCode(text []byte, status string) string {
 	}
 	return code
 }
+
+// Secrets returns the tokens in the files of the login, so that they can be found in other texts.
+func (l Login) Secrets() (all []secret.Value) {
+	for _, path := range []string{l.Own, l.Client} {
+		f, err := l.read(path)
+		if err != nil {
+			continue
+		}
+		names := keys[l.Provider]
+		for _, key := range []string{names.access, names.refresh, names.id} {
+			if token := f.text(key); token != "" {
+				all = append(all, secret.NewValue(token))
+			}
+		}
+	}
+	return all
+}

@@ -33,18 +33,24 @@ func HasDesktop(env func(string) string) bool {
 
 // Desktop shows a notification with notify-send on Linux and osascript on macOS.
 func Desktop(ctx context.Context, title, body string) error {
-	// Desktops interpret some HTML in the body.
-	argv := []string{"notify-send", "--app-name=agent-sessionizer", "--", title, html.EscapeString(body)}
-	if runtime.GOOS == "darwin" {
-		argv = []string{
-			"osascript", "-e", "on run argv", "-e", "display notification (item 2 of argv) with title (item 1 of argv)", "-e", "end run",
-			"agent-sessionizer: " + title, body, // no option begins like this
-		}
-	}
+	argv := desktopCommand(runtime.GOOS, title, body)
 	if _, err := exec.LookPath(argv[0]); err != nil {
 		return fail.New(fail.Host, "show desktop notification: %w", err).WithHint("sudo apt-get install libnotify-bin, or set attention.desktop to off")
 	}
 	return run(ctx, argv, nil)
+}
+
+// desktopCommand returns the command that shows a notification on a host with that operating
+// system.
+func desktopCommand(goos, title, body string) []string {
+	if goos == "darwin" {
+		return []string{
+			"osascript", "-e", "on run argv", "-e", "display notification (item 2 of argv) with title (item 1 of argv)", "-e", "end run",
+			"agent-sessionizer: " + title, body, // no option begins like this
+		}
+	}
+	// Desktops interpret some HTML in the body.
+	return []string{"notify-send", "--app-name=agent-sessionizer", "--", title, html.EscapeString(body)}
 }
 
 // Command runs a command line from the user's settings with sh, with additional

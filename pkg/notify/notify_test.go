@@ -1,8 +1,10 @@
 package notify
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -55,6 +57,60 @@ func TestDesktop(t *testing.T) {
 	got, err := os.ReadFile(file)
 	if err != nil || !strings.HasSuffix(string(got), want) {
 		t.Errorf("arguments of %s = %s, %v, want %s at the end", name, got, err, want)
+	}
+}
+
+// notification matches the only AppleScript that osascript gets: a handler that shows two of its
+// arguments. Its numbers are those of body and title.
+var notification = regexp.MustCompile(`^on run argv\ndisplay notification \(item ([12]) of argv\) with title \(item ([12]) of argv\)\nend run$`)
+
+// shownByOsascript returns what osascript(1) would show: it reads options up to the first argument
+// that is none, joins the lines of the script, and passes the other arguments to its handler.
+func shownByOsascript(argv []string) (title, body string, err error) {
+	var script []string
+	rest := argv[1:]
+	for len(rest) > 1 && strings.HasPrefix(rest[0], "-") {
+		if rest[0] != "-e" {
+			return "", "", fmt.Errorf("option %q", rest[0])
+		}
+		script, rest = append(script, rest[1]), rest[2:]
+	}
+	m := notification.FindStringSubmatch(strings.Join(script, "\n"))
+	if argv[0] != "osascript" || m == nil || len(rest) != 2 {
+		return "", "", fmt.Errorf("program %s, script %q, arguments %q", argv[0], script, rest)
+	}
+	item := func(number string) string { return rest[number[0]-'1'] }
+	return item(m[2]), item(m[1]), nil
+}
+
+// TestDesktopOnMac checks that no text of a guest becomes an option or a part of the script.
+func TestDesktopOnMac(t *testing.T) {
+	for _, text := range []string{
+		"", "api", "-e", "-l JavaScript", "--", `" & (do shell script "id") & "`, `\`, "«event sysonotf»", "a\nend run\ndo shell script \"id\"", "<b>&", "$(id)", "item 1 of argv",
+	} {
+		title, body, err := shownByOsascript(desktopCommand("darwin", text, text))
+		if err != nil || title != "agent-sessionizer: "+text || body != text {
+			t.Errorf("notification of %q = %q, %q, %v, want both texts unchanged", text, title, body, err)
+		}
+	}
+}
+
+// TestMacCheckHasTheScript checks that scripts/mac-check.sh compiles the script that Desktop runs.
+func TestMacCheckHasTheScript(t *testing.T) {
+	check, err := os.ReadFile("../../scripts/mac-check.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var options []string
+	for _, a := range desktopCommand("darwin", "", "")[1:] {
+		if a == "-e" {
+			options = append(options, a)
+		} else if len(options) > 0 && options[len(options)-1] == "-e" {
+			options[len(options)-1] = "-e '" + a + "'"
+		}
+	}
+	if script := strings.Join(options, " "); len(options) != 3 || !strings.Contains(string(check), script) {
+		t.Errorf("scripts/mac-check.sh does not contain %q", script)
 	}
 }
 

@@ -17,16 +17,22 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 )
 
-// File names a file of a task: an artifact, or one of its agent's outputs.
+// File names a file of a task: an artifact, or one of its agent's outputs. Or it names a recording.
 type File struct {
 	Task     string // id
 	Artifact string // name in the list; "" for an output
 	Stream   string // stdout or stderr
 	Follow   bool   // continue with new output until the task has ended
+
+	Recording string // id; the other fields but Format are empty
+	Format    string // Asciicast or PlainText
 }
 
 // Path returns the file's path in the API, with its query.
 func (f File) Path() string {
+	if f.Recording != "" {
+		return RecordingsPath + "/" + url.PathEscape(f.Recording) + "?" + url.Values{"format": {f.Format}}.Encode()
+	}
 	if f.Artifact != "" {
 		parts := strings.Split(f.Artifact, "/")
 		for i, p := range parts {
@@ -58,6 +64,9 @@ func (e *Engine) Stored(ctx context.Context, t task.Task, f File) (*io.SectionRe
 
 // Read implements Host.
 func (e Engine) Read(ctx context.Context, f File) (io.ReadCloser, error) {
+	if f.Recording != "" {
+		return e.readRecording(ctx, f.Recording, f.Format)
+	}
 	t, err := e.Task(ctx, f.Task)
 	if err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ type Host interface {
 	// Events yields the events of a subject after the given sequence, which may be
 	// store.Oldest. If follow is set, it then waits for new ones until ctx ends.
 	Events(ctx context.Context, of Subject, after int64, follow bool) iter.Seq2[store.Event, error]
-	// Read opens a file of a task.
+	// Read opens a file of a task, or a recording.
 	Read(ctx context.Context, f File) (io.ReadCloser, error)
 	// Dial logs in to the guest of a running session. If shared is set, the connection may be
 	// that of the session's keeper, which is faster, but ends with the keeper.

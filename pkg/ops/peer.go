@@ -14,7 +14,7 @@ const HostsPath = "/hosts"
 
 // peerTags are the groups of operations that another host may ask for. The others maintain this
 // host or its cluster, or show its secrets.
-var peerTags = []string{"sessions", "tasks", "questions", "network", "usage"}
+var peerTags = []string{"sessions", "tasks", "questions", "network", "usage", "recordings"}
 
 // Peer returns the caller for what comes from another host of the cluster. It may work with all
 // sessions and tasks, and with nothing else of this host.

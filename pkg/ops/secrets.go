@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"net/http"
@@ -90,6 +91,34 @@ func (e *Engine) secrets(ctx context.Context, r *SecretQuery, check bool) (Secre
 		}
 	}
 	return list, nil
+}
+
+// CheckAllSecrets resolves every reference in the settings of all repositories and profiles, and those in
+// own, and discards the values. From then on, Redact knows them.
+func (e *Engine) CheckAllSecrets(ctx context.Context, own map[string]config.Secret) (list SecretList, err error) {
+	type key struct{ name, from string }
+	all := map[key]config.Secret{}
+	add := func(secrets map[string]config.Secret) {
+		for name, s := range secrets {
+			all[key{name, s.From}] = s
+		}
+	}
+	add(own)
+	c := e.sessions().Config
+	for _, repo := range append(c.Repos(), "") {
+		for _, profile := range append(c.Profiles(), "") {
+			set, failed := c.For(repo, profile)
+			if failed != nil {
+				err = failed
+			}
+			add(set.Secrets)
+		}
+	}
+	list.Secrets = []SecretCheck{}
+	for _, k := range slices.SortedFunc(maps.Keys(all), func(a, b key) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.from, b.from)) }) {
+		list.Secrets = append(list.Secrets, e.secret(ctx, k.name, all[k], true))
+	}
+	return list, err
 }
 
 // login returns a login as a secret.

@@ -73,7 +73,7 @@ type (
 	}
 	FindRequest struct {
 		Name string `query:"name" required:"true" maxLength:"4096" doc:"A session's name, the start of its id, its repository, or the repository's short name if only one matches." example:"acme/app"`
-		Gone bool   `query:"gone" doc:"Match exact names only, and never guess the label. If only a session that is gone had the name, return the name and the state gone."`
+		Gone bool   `query:"gone" doc:"Match exact names only, and never guess the label. If only a session that is gone had the name, return its id, the name and the state gone."`
 	}
 	OpenRequest struct {
 		SessionPath
@@ -150,8 +150,8 @@ var (
 		}
 		s, err := e.sessions().FindExact(ctx, r.Name)
 		if fail.CodeOf(err) == fail.NotFound {
-			if ended, eerr := e.sessions().Ended(ctx, r.Name); eerr != nil || ended {
-				return session.View{Name: r.Name, State: session.Gone}, eerr
+			if id, eerr := e.sessions().LastEnded(ctx, r.Name); eerr != nil || id != "" {
+				return session.View{ID: id, Name: r.Name, State: session.Gone}, eerr
 			}
 		}
 		return s.View(), err

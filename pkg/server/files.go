@@ -32,6 +32,10 @@ type (
 		ops.TaskPath
 		LogQuery
 	}
+	recordingInput struct {
+		ops.RecordingPath
+		Format string `query:"format" default:"asciicast" enum:"asciicast,text" doc:"asciicast: version 2 of the format of asciinema, which players show. text: the text without escape sequences."`
+	}
 	artifactInput struct {
 		ops.TaskPath
 		Name string `path:"name" doc:"Name as in the list, percent-escaped. Slashes may be literal." example:"files/report.html"`
@@ -107,6 +111,34 @@ func (s *Server) fileRoutes(api huma.API) {
 			return nil, err
 		}
 		return s.file(ctx, f, t.ID+".tar.gz", "")
+	})
+}
+
+func (s *Server) recordingRoutes(api huma.API) {
+	serve(s, api, ops.ListRecordings)
+	serve(s, api, ops.SearchRecordings)
+	serve(s, api, ops.RemoveRecordings)
+	register(s, api, route{Spec: ops.Spec{
+		ID: "getRecording", Method: http.MethodGet, Path: ops.RecordingsPath + "/{id}", Tag: "recordings", Need: ops.Read, Errors: []int{404},
+		Summary: "Get a recording",
+		About:   "It has only text and escape sequences that display something, with secrets redacted. Of a terminal that is being recorded it is what was recorded so far.",
+	}, content: "text/plain"}, func(ctx context.Context, in *recordingInput) (*bodyOutput, error) {
+		r, err := s.engine.Read(ctx, ops.File{Recording: in.ID, Format: in.Format})
+		if err != nil {
+			return nil, err
+		}
+		req := requestOf(ctx)
+		return &bodyOutput{func(huma.Context) {
+			defer r.Close()
+			req.w.Header().Set("Content-Type", textType)
+			req.w.WriteHeader(http.StatusOK)
+			if req.r.Method == http.MethodHead {
+				return
+			}
+			if _, err := io.Copy(req.w, r); err != nil {
+				panic(http.ErrAbortHandler) // the client must not take a part for the whole
+			}
+		}}, nil
 	})
 }
 

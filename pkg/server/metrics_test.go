@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"encoding/xml"
 	"errors"
 	"io"
 	"os"
@@ -145,33 +144,6 @@ func TestUnits(t *testing.T) {
 		}
 		if out, err := exec.CommandContext(t.Context(), path, "--man=no", "verify", file).CombinedOutput(); err != nil || bytes.Contains(out, []byte("agent-sessionizer.service")) {
 			t.Errorf("systemd-analyze verify = %s, %v, want no complaint", out, err)
-		}
-	}
-
-	text, err = LaunchdAgent(append(argv, "<&>"), "/Users/a/log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var words []string
-	d := xml.NewDecoder(bytes.NewReader(text))
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("agent = %s, want XML: %v", text, err)
-		}
-		if chars, ok := token.(xml.CharData); ok && strings.TrimSpace(string(chars)) != "" {
-			words = append(words, string(chars))
-		}
-	}
-	if !strings.Contains(strings.Join(words, "\n"), strings.Join(append([]string{"ProgramArguments"}, append(argv, "<&>")...), "\n")) {
-		t.Errorf("agent = %q, want ProgramArguments %q", words, append(argv, "<&>"))
-	}
-	for _, key := range []string{"AbandonProcessGroup", "KeepAlive", "RunAtLoad", "/Users/a/log"} {
-		if !slices.Contains(words, key) {
-			t.Errorf("agent = %q, want %s", words, key)
 		}
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/recording"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -122,6 +123,7 @@ func TestOperations(t *testing.T) {
 			checkSessions(as)
 			checkTasks(as)
 			checkTaskFiles(as)
+			checkRecordings(as)
 			checkRest(as)
 			checkGuest(as)
 			checkQuestions(as)
@@ -639,6 +641,53 @@ func checkTaskFiles(as func(ops.Scope) host) {
 	}
 }
 
+func checkRecordings(as func(ops.Scope) host) {
+	h, reader := as(ops.Admin), as(ops.Read)
+	t := h.t
+	id := h.submit().ID
+	rec := &recording.Recorder{Dir: recording.Store{Dir: h.tasks.Sessions.Config.Paths.Recordings()}.Subject(id), Limit: 1 << 20}
+	l := recording.NewLog(rec, 0, "claude")
+	if _, err := l.Write([]byte("first line\nFAIL: TestX\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Not with mustAsk: the answers have times.
+	list, err := ops.ListRecordings.On(t.Context(), reader.Host, ops.RecordingQuery{Subject: id})
+	if err != nil || len(list.Recordings) != 1 || list.Recordings[0].ID != id+"-0" || list.Recordings[0].Title != "claude" || list.Recordings[0].Parts != 1 {
+		t.Fatalf("recordings = %+v, %v, want that of the task", list, err)
+	}
+	found, err := ops.SearchRecordings.On(t.Context(), reader.Host, ops.RecordingSearch{Text: "fail", IgnoreCase: true})
+	if err != nil || len(found.Matches) != 1 || found.Matches[0].Line != "FAIL: TestX" || found.Matches[0].Recording != id+"-0" || found.More {
+		t.Errorf("matches = %+v, %v, want the line", found, err)
+	}
+	if found := mustAsk(reader, ops.SearchRecordings, ops.RecordingSearch{Text: "fail"}); len(found.Matches) != 0 {
+		t.Errorf("matches = %+v, want none in lower case", found)
+	}
+	refused(reader, fail.Usage, ops.SearchRecordings, ops.RecordingSearch{Text: "a\tb"})
+	for _, c := range []struct {
+		format, want string
+	}{{ops.PlainText, "first line\nFAIL: TestX\n"}, {ops.Asciicast, `"first line\r\nFAIL: TestX\r\n"]`}} {
+		if text, err := readAll(reader, ops.File{Recording: id + "-0", Format: c.format}); err != nil || !strings.Contains(text, c.want) {
+			t.Errorf("recording as %s = %q, %v, want %q", c.format, text, err, c.want)
+		}
+	}
+	for file, code := range map[ops.File]fail.Code{
+		{Recording: id + "-1", Format: ops.Asciicast}:  fail.NotFound,
+		{Recording: "../" + id, Format: ops.PlainText}: fail.NotFound,
+	} {
+		if _, err := readAll(reader, file); fail.CodeOf(err) != code {
+			t.Errorf("file %+v = %v, want code %v", file, err, code)
+		}
+	}
+	refused(reader, fail.Policy, ops.RemoveRecordings, ops.RecordingsOf{ID: id})
+	if removed, err := ops.RemoveRecordings.On(t.Context(), h.Host, ops.RecordingsOf{ID: id}); err != nil || removed.Size == 0 {
+		t.Errorf("removed = %+v, %v, want its size", removed, err)
+	}
+	refused(h, fail.NotFound, ops.RemoveRecordings, ops.RecordingsOf{ID: id + "-0"})
+}
+
 // readAll reads a file of a task.
 func readAll(h host, f ops.File) (string, error) {
 	ctx, cancel := context.WithTimeout(traceid.With(h.t.Context(), traceID), deadline)
@@ -787,6 +836,18 @@ func checkGuest(as func(ops.Scope) host) {
 	prompt.Body.Text = "go on\nwith it"
 	mustAsk(h, ops.SendPrompt, prompt)
 	guest.awaitPrompt("go on\nwith it\n")
+	result := ops.ResultRequest{SessionPath: at}
+	result.Body.ExitCode = 2
+	refused(h, fail.Usage, ops.RecordResult, result)
+	result.Body.Name, result.Body.Command = "tests", "make test"
+	refused(reader, fail.Policy, ops.RecordResult, result)
+	if s := mustAsk(h, ops.RecordResult, result); len(s.Results) != 1 || s.Results[0].Name != "tests" || s.Results[0].ExitCode != 2 || s.Results[0].Commit == "" {
+		t.Errorf("results = %+v, want one of the tests with exit code 2 and a commit", s.Results)
+	}
+	result.Body.ExitCode = 0
+	if s := mustAsk(h, ops.RecordResult, result); len(s.Results) != 1 || !s.Results[0].OK() {
+		t.Errorf("results = %+v, want one that replaces the first", s.Results)
+	}
 	if l := mustAsk(reader, ops.ListWindows, at); len(l.Windows) == 0 {
 		t.Error("windows = none, want those of tmux")
 	}

@@ -57,6 +57,7 @@ func (s *Server) routes() (*http.ServeMux, document) {
 				{Name: "images", Description: "Disks from which virtual machines start."},
 				{Name: "secrets", Description: "References to secrets, never their values."},
 				{Name: "dashboard", Description: "Browsers that show the dashboard."},
+				{Name: "recordings", Description: "What terminals have shown."},
 				{Name: "cluster", Description: "The hosts that share tasks with this one."},
 				{Name: "server", Description: "The server itself."},
 			},
@@ -74,6 +75,7 @@ func (s *Server) routes() (*http.ServeMux, document) {
 	s.taskRoutes(api)
 	eventFeed{s}.eventRoutes(api)
 	s.fileRoutes(api)
+	s.recordingRoutes(api)
 	s.sessionRoutes(api)
 	s.tunnelRoute(api)
 	s.serverRoutes(api)

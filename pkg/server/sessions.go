@@ -47,6 +47,7 @@ func (s *Server) sessionRoutes(api huma.API) {
 	serve(s, api, ops.GetScreen)
 	serve(s, api, ops.SendPrompt)
 	serve(s, api, ops.RunCommand)
+	serve(s, api, ops.RecordResult)
 	serve(s, api, ops.ListWindows)
 	serve(s, api, ops.LoginSession)
 	s.terminalRoute(api)

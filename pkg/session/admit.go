@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pbnjay/memory"
@@ -70,7 +72,33 @@ func freeMemory() uint64 {
 			}
 		}
 	}
+	if out, err := exec.CommandContext(context.Background(), "vm_stat").Output(); err == nil { // macOS
+		if free := availablePages(string(out)); free > 0 {
+			return free
+		}
+	}
 	return memory.FreeMemory()
+}
+
+// availablePages reads the output of macOS's vm_stat, and returns the bytes of the pages that the
+// kernel gives to new processes. The free ones alone are few: the file cache takes the others.
+func availablePages(out string) uint64 {
+	var page, pages uint64
+	for line := range strings.Lines(out) {
+		if _, rest, ok := strings.Cut(line, "page size of "); ok {
+			_, _ = fmt.Sscanf(rest, "%d bytes", &page) // otherwise it stays 0, as the result does
+		}
+		name, number, _ := strings.Cut(line, ":")
+		switch name {
+		case "Pages free", "Pages inactive", "Pages speculative":
+			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(number), "."), 10, 40)
+			if err != nil {
+				return 0
+			}
+			pages += n
+		}
+	}
+	return pages * page
 }
 
 // clamp limits a request to what the host has in total.

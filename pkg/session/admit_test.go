@@ -84,3 +84,25 @@ func TestMeasureHost(t *testing.T) {
 		t.Errorf("MeasureHost = %+v, %v, want free disk and free memory", h, err)
 	}
 }
+
+func TestAvailablePages(t *testing.T) {
+	const out = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n" +
+		"Pages free:                                8217.\nPages active:                            365430.\n" +
+		"Pages inactive:                          351250.\nPages speculative:                        13370.\n" +
+		"Pages throttled:                              0.\nPages wired down:                        152434.\n" +
+		"Pages purgeable:                           8313.\n\"Translation faults\":                1095396245.\n"
+	for _, c := range []struct {
+		out  string
+		want uint64
+	}{
+		{out, (8217 + 351250 + 13370) * 16384},
+		{strings.Replace(out, "16384", "4096", 1), (8217 + 351250 + 13370) * 4096},
+		{"", 0},
+		{"Pages free: 1.\n", 0},
+		{strings.Replace(out, "8217.", "many", 1), 0},
+	} {
+		if got := availablePages(c.out); got != c.want {
+			t.Errorf("availablePages(%q) = %d, want %d", c.out, got, c.want)
+		}
+	}
+}

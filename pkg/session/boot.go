@@ -344,7 +344,10 @@ func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
 			}
 			f.hasResumed()
 		})
-		return err
+		if err != nil {
+			return err
+		}
+		return Connections{Paths: b.w.Sessions.Config.Paths}.writeSSHConfig(*s, b.w.Sessions.Self)
 	})
 }
 

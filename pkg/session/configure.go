@@ -249,8 +249,10 @@ func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest,
 func (gs guestSetup) deliver(ctx context.Context, s *Session, g guestclient.Guest, secrets secrets) error {
 	return gs.w.step(ctx, s.ID, "deliver secrets", func(ctx context.Context, _ vm.Progress) (err error) {
 		*s, err = Secrets{gs.w.Sessions}.deliver(ctx, *s, g, secrets, gs.redactValues)
+		gs.w.secretsLock.Lock()
+		defer gs.w.secretsLock.Unlock()
 		at := s.Status.SecretsAt
-		gs.w.knownSecrets = &at
+		gs.w.knownSecrets, gs.w.delivered = &at, at
 		return err
 	})
 }
@@ -265,9 +267,16 @@ func (gs guestSetup) redactValues(values ...secret.Value) {
 // redactSecretsOf asks a guest for the secrets that another process delivered, so that
 // Redact knows them.
 func (gs guestSetup) redactSecretsOf(ctx context.Context, s Session, g guestclient.Guest) error {
+	gs.w.secretsLock.Lock()
+	defer gs.w.secretsLock.Unlock()
 	if known := gs.w.knownSecrets; known != nil && known.Equal(s.Status.SecretsAt) {
 		return nil
 	}
+	return gs.readSecretsOf(ctx, s, g)
+}
+
+// readSecretsOf does the work of redactSecretsOf. The caller holds the lock.
+func (gs guestSetup) readSecretsOf(ctx context.Context, s Session, g guestclient.Guest) error {
 	values, err := g.Secrets(ctx)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ const (
 	EventWarning   = lifecycle.EventWarning // lifecycle.Warning
 	EventNet       = "net"                  // NetChange
 	EventFetch     = "fetch"                // FetchDone
+	EventResult    = "result"               // lifecycle.Result
 	EventQuestion  = "question"             // QuestionChange
 	EventLease     = "lease"                // LeaseRenewed
 	EventWorkspace = "workspace"            // WorkspaceChange

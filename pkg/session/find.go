@@ -169,16 +169,19 @@ func (m *Manager) find(ctx context.Context, r reference) (s Session, guessed boo
 
 // Ended reports whether what is the exact name of a session that is gone.
 func (m *Manager) Ended(ctx context.Context, what string) (bool, error) {
+	id, err := m.LastEnded(ctx, what)
+	return id != "", err
+}
+
+// LastEnded returns the id of the newest session with that exact name that is gone, "" for none.
+func (m *Manager) LastEnded(ctx context.Context, what string) (id string, err error) {
 	rows, err := m.Store.Sessions(ctx, true)
-	if err != nil {
-		return false, err
-	}
 	r := parseReference(what)
-	for _, row := range rows {
+	for _, row := range rows { // oldest first
 		n := named{row.ID, row.Name, row.RepoKey, row.Repo, row.Label, row.Task}
 		if Phase(row.Phase) == Gone && (r.exact(n) || strings.HasPrefix(row.RepoKey, "local:") && strings.EqualFold(withLabel(row.Repo, row.Label), what)) {
-			return true, nil
+			id = row.ID
 		}
 	}
-	return false, nil
+	return id, err
 }

@@ -3,10 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -87,70 +83,4 @@ func (m *Manager) SetTmuxSocket(ctx context.Context, s Session, socket string) e
 func (m *Manager) MarkVisited(ctx context.Context, s Session) error {
 	_, err := m.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) { f.Attached = time.Now() })
 	return err
-}
-
-// SSHHost is how an OpenSSH client logs in to a running session: with the session's
-// own key, trusting only its pinned host key.
-type SSHHost struct {
-	Host           string `json:"host"` // the session's name
-	Hostname       string `json:"hostname"`
-	Port           string `json:"port"`
-	User           string `json:"user"`
-	IdentityFile   string `json:"identity_file"`
-	HostKey        string `json:"host_key"`
-	KnownHostsFile string `json:"known_hosts_file"` // names the host as Host
-
-	Forwards bool `json:"-"` // whether forwards from the user's configuration and command line are allowed
-}
-
-// SSHConfig returns the session's SSHHost and writes its file of known hosts.
-func (c Connections) SSHConfig(s Session) (SSHHost, error) {
-	host, port, err := net.SplitHostPort(s.Status.Endpoint.Addr)
-	if err != nil {
-		return SSHHost{}, fail.New(fail.Conflict, "session %s has no running VM", s.Name).WithHint("agent-sessionizer start %s", s.Name)
-	}
-	h := SSHHost{
-		Host: s.Name, Hostname: host, Port: port, User: s.Status.Endpoint.User, IdentityFile: c.keyFile(s.ID),
-		HostKey: s.Status.Endpoint.HostKey, KnownHostsFile: filepath.Join(c.Paths.SessionDir(s.ID), "known_hosts"),
-	}
-	return h, writeFile(h.KnownHostsFile, []byte(h.Host+" "+h.HostKey+"\n"))
-}
-
-// String returns the block for an OpenSSH configuration. OpenSSH uses the first value
-// of most settings, so the values of a later "Host *" do not apply to the guest.
-// SendEnv values add up instead; the block removes them again where it is also last.
-// The user's forwards are cleared unless Forwards is set.
-func (h SSHHost) String() string {
-	return fmt.Sprintf(`Host %s
-  HostName %s
-  Port %s
-  User %s
-  IdentityFile "%s"
-  HostKeyAlias %s
-  UserKnownHostsFile "%s"
-%s
-`, h.Host, h.Hostname, h.Port, h.User, h.IdentityFile, h.Host, h.KnownHostsFile, sshSettings(h.Forwards))
-}
-
-// sshSettings returns the settings that are the same for every guest.
-func sshSettings(forwards bool) string {
-	clearForwards := "yes"
-	if forwards {
-		clearForwards = "no"
-	}
-	var b strings.Builder
-	for _, setting := range []string{
-		"IgnoreUnknown *", // older versions of OpenSSH lack some of these
-		"GlobalKnownHostsFile /dev/null", "KnownHostsCommand none", "StrictHostKeyChecking yes", "NoHostAuthenticationForLocalhost no",
-		"VerifyHostKeyDNS no", "UpdateHostKeys no", "CheckHostIP no", "CanonicalizeHostname no",
-		"IdentitiesOnly yes", "IdentityAgent none", "AddKeysToAgent no", "PKCS11Provider none", "PubkeyAuthentication yes", "PasswordAuthentication no",
-		"KbdInteractiveAuthentication no", "HostbasedAuthentication no", "GSSAPIAuthentication no", "GSSAPIDelegateCredentials no",
-		"ForwardAgent no", "ForwardX11 no", "ForwardX11Trusted no", "Tunnel no", "ClearAllForwardings " + clearForwards, "GatewayPorts no", "PermitRemoteOpen none",
-		"ProxyCommand none", "ProxyJump none", "ControlMaster no", "ControlPath none", "ControlPersist no",
-		"PermitLocalCommand no", "LocalCommand none", "RemoteCommand none", "SessionType default", "ForkAfterAuthentication no", "StdinNull no",
-		"EnableEscapeCommandline no", "SetEnv LC_AGENT=1", "SendEnv -*",
-	} {
-		b.WriteString("  " + setting + "\n")
-	}
-	return b.String()
 }

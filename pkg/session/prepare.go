@@ -97,9 +97,15 @@ func (p standbys) spawnPrepare(ctx context.Context, source string, r config.Reso
 func onBattery(ctx context.Context) bool {
 	if runtime.GOOS == "darwin" {
 		out, err := exec.CommandContext(ctx, "pmset", "-g", "batt").Output()
-		return err == nil && strings.Contains(string(out), "'Battery Power'")
+		return err == nil && drawsFromBattery(string(out))
 	}
 	return batteryOf("/sys/class/power_supply")
+}
+
+// drawsFromBattery reads the output of macOS's "pmset -g batt".
+func drawsFromBattery(out string) bool {
+	first, _, _ := strings.Cut(out, "\n")
+	return strings.Contains(first, "'Battery Power'")
 }
 
 // batteryOf reads Linux's power supplies below dir. It reports true when mains

@@ -197,6 +197,7 @@ type Status struct {
 	Resumes        string               `json:"resumes,omitempty"`       // id of the checkpoint whose memory the VM resumes when it starts
 	Resumed        bool                 `json:"resumed,omitempty"`       // the last start resumed memory
 	ClockStopped   bool                 `json:"clock_stopped,omitempty"` // the VM has resumed, and its clock is not set yet
+	Results        []lifecycle.Result   `json:"results,omitempty"`       // how commands ended that a user recorded
 	Used           time.Time            `json:"used,omitzero"`           // when a user last asked for it without attaching
 	RequestedBy    RequestedBy          `json:"requested_by,omitzero"`   // who asked for the desired phase
 	Events         store.Budget         `json:"events,omitzero"`         // the events that the guest caused
@@ -307,6 +308,7 @@ type View struct {
 	WasReady        bool                 `json:"was_ready,omitempty"`
 	Tmux            string               `json:"tmux,omitempty"`      // socket of the tmux server on its host that shows the session
 	VisitedAt       time.Time            `json:"visited_at,omitzero"` // when a user last attached
+	Results         []lifecycle.Result   `json:"results,omitempty"`   // how commands ended that a user recorded, such as tests
 	Reachable       bool                 `json:"reachable,omitempty"` // its VM has an address
 	SSH             string               `json:"ssh,omitempty"`       // address while the VM runs
 	Accel           string               `json:"accel,omitempty"`
@@ -355,7 +357,7 @@ func (s Session) View() View {
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
 		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,
-		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux,
+		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux, Results: s.Status.Results,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,
 	}
 	v.Logins, v.RestoreError, v.Resumed, v.Setup, v.Workspace = s.Status.Logins, s.Status.RestoreError, s.Status.Resumed, s.Status.Setup, s.Status.Workspace

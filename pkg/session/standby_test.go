@@ -106,3 +106,17 @@ func TestOnBattery(t *testing.T) {
 		}
 	}
 }
+
+func TestOnBatteryOfAMac(t *testing.T) {
+	for out, want := range map[string]bool{
+		"":                              false,
+		"Now drawing from 'AC Power'\n": false,
+		"Now drawing from 'AC Power'\n -InternalBattery-0 (id=4522083)\t80%; charging; 1:10\n":   false,
+		"Now drawing from 'Battery Power'\n -InternalBattery-0 (id=4522083)\t79%; discharging\n": true,
+		"Now drawing from 'AC Power'\n -a UPS called 'Battery Power' (id=1)\t100%; charged\n":    false,
+	} {
+		if got := drawsFromBattery(out); got != want {
+			t.Errorf("drawsFromBattery(%q) = %t, want %t", out, got, want)
+		}
+	}
+}

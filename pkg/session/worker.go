@@ -58,7 +58,9 @@ type Worker struct {
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
 
+	secretsLock  sync.Mutex // held while Redact is brought up to date
 	knownSecrets *time.Time // Status.SecretsAt of those that Redact knows; nil for none
+	delivered    time.Time  // Status.SecretsAt of those that this Worker delivered
 }
 
 func (w *Worker) guestSetup() guestSetup { return guestSetup{w} }
@@ -253,6 +255,7 @@ func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
 	var use usage
 	looking.Go(func() { w.watchLifetime(lctx, s, current.Load, &use, conn.current) })
 	looking.Go(func() { w.serveGuest(lctx, s, current.Load, conn.get) })
+	looking.Go(func() { w.recordTerminals(lctx, s, current.Load, conn.get) })
 	ports := publisher{log: w.Log, guest: conn.get, name: s.Name, use: use.sign}
 	defer ports.close()
 	var monitor gatewayMonitor

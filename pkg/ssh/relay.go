@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -119,6 +120,7 @@ func relayConfig() ssh.Config {
 type relay struct {
 	guest  *Client
 	config *ssh.ServerConfig
+	spares spares
 }
 
 func newRelay(c *Client) (*relay, error) {
@@ -130,7 +132,7 @@ func newRelay(c *Client) (*relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the relay's key: %w", err)
 	}
-	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}}
+	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}, spares: spares{guest: c}}
 	r.config.AddHostKey(key)
 	return r, nil
 }
@@ -238,15 +240,92 @@ type half struct {
 	reqs <-chan *ssh.Request
 }
 
-// channel opens the requested channel in the guest and relays it.
+// channel opens the requested channel in the guest, or uses the spare, and relays it.
 func (r *relay) channel(n ssh.NewChannel) {
+	var guest, spare *half
+	if n.ChannelType() == "session" {
+		spare = r.spares.take()
+	}
+	if spare == nil {
+		guest = r.guest.openChannel(n.ChannelType(), n.ExtraData(), func(reason ssh.RejectionReason, text string) { _ = n.Reject(reason, text) })
+		if guest == nil {
+			return
+		}
+	}
+	ch, reqs, err := n.Accept()
+	if err != nil { // the client has disconnected
+		if spare != nil {
+			r.spares.keep(spare)
+		} else {
+			guest.abandon()
+		}
+		return
+	}
+	client, input := half{ch, reqs}, io.Reader(ch)
+	if spare != nil {
+		if guest, input = r.useSpare(&client, spare); guest == nil {
+			_ = ch.Close()
+			ssh.DiscardRequests(reqs)
+			return
+		}
+	}
+	r.guest.relayed.Add(1)
+	r.guest.relaying.Add(1)
+	defer r.guest.relaying.Add(-1)
+	if ran := carry(client, input, *guest); ran || guest == spare {
+		r.spares.start()
+	}
+}
+
+// useSpare has the spare run the client's command. It returns the spare and what it has to read.
+// If the spare cannot run what the client requests, it returns another channel of the guest, or nil
+// if there is none.
+func (r *relay) useSpare(client, spare *half) (guest *half, input io.Reader) {
+	first, ok := <-client.reqs
+	if ok {
+		if line := spareInput(first); line != "" {
+			if first.WantReply {
+				_ = first.Reply(true, nil)
+			}
+			return spare, io.MultiReader(strings.NewReader(line), client)
+		}
+	}
+	r.spares.keep(spare)
+	if !ok {
+		return nil, nil
+	}
+	guest = r.guest.openChannel("session", nil, func(ssh.RejectionReason, string) {
+		if first.WantReply {
+			_ = first.Reply(false, nil)
+		}
+	})
+	if guest == nil {
+		return nil, nil
+	}
+	all := make(chan *ssh.Request)
+	go func(rest <-chan *ssh.Request) { // ends with the client's channel, because carry reads all of it
+		defer close(all)
+		all <- first
+		for req := range rest {
+			all <- req
+		}
+	}(client.reqs)
+	client.reqs = all
+	return guest, client
+}
+
+// openChannel opens a channel in the guest. It returns nil after it has called refuse if the guest
+// refuses the channel, or does not answer within relayOpen. After such a timeout it still waits for
+// the late answer, and closes that channel. If the connection ends first, it returns nil without
+// calling refuse.
+func (c *Client) openChannel(channelType string, data []byte, refuse func(reason ssh.RejectionReason, text string)) *half {
 	type result struct {
 		half
 		err error
 	}
 	opened := make(chan result, 1)
 	go func() { // not awaited, as in Client.session
-		ch, reqs, err := r.guest.ssh.OpenChannel(n.ChannelType(), n.ExtraData())
+		ch, reqs, err := c.ssh.OpenChannel(channelType, data)
 		opened <- result{half{ch, reqs}, err}
 	}()
 	timer := time.NewTimer(relayOpen)
@@ -254,36 +333,28 @@ func (r *relay) channel(n ssh.NewChannel) {
 	var guest result
 	select {
 	case guest = <-opened:
-	case <-r.guest.done:
-		return
+	case <-c.done:
+		return nil
 	case <-timer.C:
-		_ = n.Reject(ssh.ConnectionFailed, "the VM does not answer")
+		refuse(ssh.ConnectionFailed, "the VM does not answer")
 		select {
 		case guest = <-opened:
 			if guest.err == nil {
 				guest.abandon()
 			}
-		case <-r.guest.done:
+		case <-c.done:
 		}
-		return
+		return nil
 	}
 	if guest.err != nil {
 		reason, text := ssh.ConnectionFailed, guest.err.Error()
 		if e, ok := errors.AsType[*ssh.OpenChannelError](guest.err); ok {
 			reason, text = e.Reason, e.Message
 		}
-		_ = n.Reject(reason, brief(text))
-		return
+		refuse(reason, brief(text))
+		return nil
 	}
-	ch, reqs, err := n.Accept()
-	if err != nil { // the client has disconnected
-		guest.abandon()
-		return
-	}
-	r.guest.relayed.Add(1)
-	r.guest.relaying.Add(1)
-	defer r.guest.relaying.Add(-1)
-	carry(half{ch, reqs}, guest.half)
+	return &guest.half
 }
 
 // abandon closes a channel and waits until the guest has closed it too.
@@ -292,14 +363,14 @@ func (h half) abandon() {
 	ssh.DiscardRequests(h.reqs)
 }
 
-// carry passes all data between the two ends of a channel until both are closed.
-func carry(client, guest half) {
+// carry passes all data between the two ends of a channel until both are closed. The guest gets
+// input. It reports whether the client ran a command.
+func carry(client half, input io.Reader, guest half) (ran bool) {
 	var tasks sync.WaitGroup
-	defer tasks.Wait()
 	sent, reported := make(chan struct{}), make(chan struct{})
 	tasks.Go(func() {
 		defer close(sent)
-		_, _ = io.Copy(guest, client) // either side may close at any time
+		_, _ = io.Copy(guest, input) // either side may close at any time
 		_ = guest.CloseWrite()
 	})
 	tasks.Go(func() {
@@ -312,14 +383,17 @@ func carry(client, guest half) {
 	})
 	// A command may end before the reply to its start was sent.
 	var answering sync.Mutex
-	tasks.Go(func() { requests(client, guest, sent, &answering) })
+	tasks.Go(func() { ran = requests(client, guest, sent, &answering) })
 	outcome(client, guest, reported, &answering)
+	tasks.Wait()
+	return ran
 }
 
 // requests passes on the client's requests in order, and closes the guest's end
 // once the client has closed its own. It never waits for the guest while it reads
-// from the client, because it must notice when the client leaves.
-func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
+// from the client, because it must notice when the client leaves. It reports whether the client
+// requested a command.
+func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (ran bool) {
 	queue, passed := make(chan *ssh.Request, 64), make(chan struct{})
 	go func() {
 		defer close(passed)
@@ -337,6 +411,7 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 			_ = req.Reply(false, nil)
 			continue
 		}
+		ran = ran || req.Type == "exec"
 		select {
 		case queue <- req:
 		default: // the guest does not answer, and the client keeps sending
@@ -353,10 +428,11 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) {
 		case <-timer.C:
 			_ = guest.Close() // ends both, once the guest closes too
 			<-passed
-			return
+			return ran
 		}
 	}
 	_ = guest.Close()
+	return ran
 }
 
 // outcome reads the guest's requests until the guest closes the channel. Then it

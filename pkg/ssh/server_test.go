@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	xssh "golang.org/x/crypto/ssh"
@@ -23,6 +24,8 @@ type server struct {
 	conns  sync.WaitGroup
 
 	manners
+	spare    func(*channel) bool // handles a spare, and reports whether it shall run a command
+	sessions atomic.Int64
 
 	mu    sync.Mutex
 	open  []net.Conn
@@ -48,6 +51,20 @@ type channel struct {
 func (c channel) exit(code int) {
 	_, _ = c.SendRequest("exit-status", false, xssh.Marshal(struct{ Code uint32 }{uint32(code)}))
 	_ = c.Close()
+}
+
+// readCommand reads a command line as a spare shell does.
+func (c *channel) readCommand() bool {
+	c.cmd = ""
+	for b := make([]byte, 1); ; c.cmd += string(b) {
+		if _, err := io.ReadFull(c, b); err != nil {
+			_ = c.Close()
+			return false
+		}
+		if b[0] == '\n' {
+			return true
+		}
+	}
 }
 
 func (c channel) died(signal string) {
@@ -90,7 +107,7 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{ln: ln, target: ssh.Target{
+	s := &server{ln: ln, spare: (*channel).readCommand, target: ssh.Target{
 		Addr: ln.Addr().String(), User: "agent", Key: private,
 		HostKey: string(xssh.MarshalAuthorizedKey(host.PublicKey())),
 	}}
@@ -156,6 +173,7 @@ func (s *server) handle(conn net.Conn, cfg *xssh.ServerConfig, exec func(channel
 			if err != nil {
 				return
 			}
+			s.sessions.Add(1)
 			s.conns.Go(func() { s.session(ch, reqs, exec, subsystem) })
 		case "direct-tcpip": // to a program that answers once it has read all input
 			ch, reqs, err := n.Accept()
@@ -184,7 +202,12 @@ func (s *server) session(ch xssh.Channel, reqs <-chan *xssh.Request, exec func(c
 			c.cmd = m.Command
 			_ = r.Reply(exec != nil, nil)
 			if exec != nil {
-				s.conns.Go(func() { exec(c) })
+				s.conns.Go(func() {
+					if c.cmd == ssh.SpareCommand && !s.spare(&c) {
+						return
+					}
+					exec(c)
+				})
 			}
 		case "pty-req":
 			var m struct {

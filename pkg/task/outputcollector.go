@@ -14,12 +14,14 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/agent"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestclient"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/manifest"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/recording"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 )
@@ -62,6 +64,8 @@ type outputCollector struct {
 	memory   int64 // bytes
 	beatTold time.Time
 	saved    time.Time
+
+	recording *recording.Log // nil if the output is not recorded
 }
 
 // newCollector opens the logs, and parses again what the previous keeper had written to
@@ -78,6 +82,7 @@ func (rec *recorder) newCollector(ctx context.Context, t *Task) (_ *outputCollec
 			err = errors.Join(err, r.closeLogs())
 		}
 	}()
+	r.openRecording(t)
 	for i, path := range []string{d.Stdout(), d.Stderr()} {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
@@ -180,10 +185,32 @@ func (r *outputCollector) recordOutput(i int, p []byte) error {
 	if err != nil {
 		return fail.New(fail.Host, "write task log: %w", err)
 	}
+	r.record(p)
 	if i == 0 {
 		r.parse(p)
 	}
 	return r.saveLocked(context.Background(), false)
+}
+
+// openRecording begins to record the output as a terminal would show it, if the settings ask for it.
+func (r *outputCollector) openRecording(t *Task) {
+	if set := r.rec.tasks.Sessions.Config.Recordings; set.Tasks == config.On {
+		r.recording = recording.NewLog(&recording.Recorder{
+			Dir:   recording.Store{Dir: r.rec.tasks.paths().Recordings()}.Subject(t.ID),
+			Limit: int64(set.Size), Redact: r.rec.Redact,
+		}, 0, string(t.Manifest.Agent.Kind))
+	}
+}
+
+// record records output. The task does not depend on its recording: after an error it continues without.
+func (r *outputCollector) record(p []byte) {
+	if r.recording == nil {
+		return
+	}
+	if _, err := r.recording.Write(p); err != nil {
+		r.rec.Log.Warn("failed to record the output", "error", err)
+		r.recording = nil
+	}
 }
 
 // parse feeds stdout to the parser, and turns its results into events.
@@ -299,6 +326,11 @@ func (r *outputCollector) close(ctx context.Context) error {
 }
 
 func (r *outputCollector) closeLogs() (err error) {
+	if r.recording != nil {
+		if err := r.recording.Close(); err != nil {
+			r.rec.Log.Warn("failed to record the output", "error", err)
+		}
+	}
 	for _, f := range r.logs {
 		if f != nil {
 			err = errors.Join(err, f.Close())

@@ -36,7 +36,7 @@ func (s *server) client(session string) string {
 // pressed, whatever the program and the directory are called.
 func TestBind(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
-	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
 		t.Fatal(err)
 	}
 	mine, guest := s.attach("users-own"), s.attach("guest-1")
@@ -54,7 +54,7 @@ func TestBind(t *testing.T) {
 		}
 	}
 	// Attaching sets up our keys again.
-	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
 		t.Fatal(err)
 	}
 	// A directory's name may be anything and must not be run as a command.

@@ -1,10 +1,6 @@
 package tmux
 
-import (
-	"context"
-	"fmt"
-	"strings"
-)
+import "strings"
 
 // This is how keys work in our sessions. The guest has its own tmux, so the outer one
 // stays out of the way: no status line, no prefix, and our own key tables in place of
@@ -24,12 +20,9 @@ const (
 	prefixTable = "agent-sessionizer-prefix"
 )
 
-// configure sets the session's options and our key tables; it may be repeated.
-func (c Client) configure(ctx context.Context, s Session) error {
-	prefixes, err := c.prefixes(ctx)
-	if err != nil {
-		return err
-	}
+// configuration returns the commands that set the session's options and our key tables;
+// they may be repeated.
+func configuration(s Session, prefixes []string) [][]string {
 	set := func(name, value string) []string { return []string{"set-option", "-t", target(s.Name), name, value} }
 	window := func(name, value string) []string {
 		return []string{"set-option", "-w", "-t", target(s.Name), name, value}
@@ -60,28 +53,7 @@ func (c Client) configure(ctx context.Context, s Session) error {
 			[]string{"bind-key", "-T", sub, "Any", "send-keys " + quote(p) + " ; send-keys"},
 		)
 	}
-	if _, err := c.run(ctx, nil, cmds...); err != nil {
-		return fmt.Errorf("configure tmux session %s: %w", s.Name, err)
-	}
-	return nil
-}
-
-// prefixes returns the user's own prefix keys.
-func (c Client) prefixes(ctx context.Context) ([]string, error) {
-	var keys []string
-	for _, option := range []string{"prefix", "prefix2"} {
-		out, err := c.run(ctx, nil, []string{"show-options", "-gv", option})
-		if err != nil {
-			return nil, fmt.Errorf("read tmux option %s: %w", option, err)
-		}
-		if key := strings.TrimSpace(out); key != "" && key != "None" {
-			keys = append(keys, key)
-		}
-	}
-	if len(keys) == 2 && keys[0] == keys[1] {
-		keys = keys[:1]
-	}
-	return keys, nil
+	return cmds
 }
 
 // destroyCommand returns the tmux command of prefix + D.

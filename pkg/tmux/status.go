@@ -3,7 +3,6 @@ package tmux
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 )
 
@@ -33,32 +32,6 @@ func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err e
 
 // Plain removes what tmux's formats would interpret.
 func Plain(text string) string { return strings.ReplaceAll(text, "#", "") }
-
-// Current returns the key of the session that a client shows, or "" when that is not
-// one of our sessions. The client "" is the one that this process runs in; outside
-// tmux it has none.
-func (c Client) Current(ctx context.Context, client string) (key string, err error) {
-	if client == "" {
-		if os.Getenv("TMUX") == "" {
-			return "", nil
-		}
-		out, err := c.run(ctx, nil, []string{"display-message", "-p", "#{" + ownerOption + "}"})
-		if err != nil {
-			return "", fmt.Errorf("find the current tmux session: %w", err)
-		}
-		return strings.TrimSpace(out), nil
-	}
-	out, err := c.run(ctx, nil, []string{"list-clients", "-F", "#{client_name} #{" + ownerOption + "}"})
-	if err != nil {
-		return "", fmt.Errorf("find the current tmux session: %w", err)
-	}
-	for line := range strings.Lines(out) {
-		if name, key, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " "); name == client {
-			return key, nil
-		}
-	}
-	return "", nil
-}
 
 // ShowMessage shows a line to one client for some seconds; with "" tmux chooses the client.
 func (c Client) ShowMessage(ctx context.Context, client, text string) error {

@@ -70,7 +70,11 @@ func (c Client) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if version := strings.TrimSpace(out); !recent(version) {
+	return checkVersion(strings.TrimSpace(out))
+}
+
+func checkVersion(version string) error {
+	if !recent(version) {
 		return fail.New(fail.Host, "%s is too old; version %d.%d or later is required", clip(version), minMajor, minMinor).WithHint("%s", installHint)
 	}
 	return nil
@@ -92,31 +96,64 @@ func recent(version string) bool {
 	return major > minMajor || major == minMajor && minor >= minMinor
 }
 
-// owner returns the key of a session, or "" when no session has that name or it is
-// not ours.
-func (c Client) owner(ctx context.Context, name string) (string, error) {
-	all, err := c.List(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, s := range all {
-		if s.Name == name {
-			return s.Key, nil
-		}
-	}
-	return "", nil
-}
-
 // New creates a detached session. If one of that name and key exists, New only renews
 // its settings. A session of that name with another key, or without one, is a
 // Conflict and is not touched.
-func (c Client) New(ctx context.Context, s Session) error {
-	if err := c.Check(ctx); err != nil {
-		return err
+func (c Client) New(ctx context.Context, s Session) (Server, error) {
+	server, err := c.ensure(ctx, s)
+	if err != nil {
+		return server, err
 	}
+	if _, err := c.run(ctx, nil, configuration(s, server.prefixes)...); err != nil {
+		return server, fmt.Errorf("configure tmux session %s: %w", s.Name, err)
+	}
+	return server, nil
+}
+
+// Enter does what New does, and brings the user to the session. Inside tmux it switches
+// the client and returns no command line; the client "" is the one that this process runs
+// in. Outside tmux it returns the command line that should replace this process
+// (syscall.Exec), its path first. If text is not "", it is shown there for some seconds.
+func (c Client) Enter(ctx context.Context, client string, s Session, text string) (Server, []string, error) {
+	server, err := c.ensure(ctx, s)
+	if err != nil {
+		return server, nil, err
+	}
+	argv, err := c.switchOrAttach(ctx, client, s.Name, text, configuration(s, server.prefixes)...)
+	return server, argv, err
+}
+
+// ensure creates a session unless it exists.
+func (c Client) ensure(ctx context.Context, s Session) (Server, error) {
 	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
-		return fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
+		return Server{}, fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
 	}
+	server, err := c.Look(ctx)
+	if err != nil {
+		return server, err
+	}
+	if server.version == "" { // it does not run yet
+		err = c.Check(ctx)
+	} else {
+		err = checkVersion("tmux " + server.version)
+	}
+	if err == nil && server.owner(s.Name) == "" {
+		if err = c.create(ctx, s); err == nil {
+			server, err = c.Look(ctx)
+		}
+	}
+	if err != nil {
+		return server, err
+	}
+	if server.owner(s.Name) != s.Key {
+		return server, fail.New(fail.Conflict, "a tmux session named %s exists and does not belong to this session", s.Name).
+			WithHint("tmux rename-session -t '%s' other-name", target(s.Name))
+	}
+	return server, nil
+}
+
+// create creates a session unless there is one of that name.
+func (c Client) create(ctx context.Context, s Session) error {
 	args := []string{"new-session", "-d", "-s", s.Name}
 	if s.Dir != "" {
 		args = append(args, "-c", strings.ReplaceAll(s.Dir, "#", "##")) // tmux expands it as a format
@@ -132,20 +169,11 @@ func (c Client) New(ctx context.Context, s Session) error {
 	}
 	// One call, so the session is never visible without its key.
 	_, err := c.run(ctx, nil, args, []string{"set-option", "-t", target(s.Name), ownerOption, s.Key})
-	if err != nil {
-		var serverErr *serverError
-		if !errors.As(err, &serverErr) || !strings.Contains(serverErr.text, "duplicate session") {
-			return fmt.Errorf("create tmux session %s: %w", s.Name, err)
-		}
-		switch owner, err := c.owner(ctx, s.Name); {
-		case err != nil:
-			return err
-		case owner != s.Key:
-			return fail.New(fail.Conflict, "a tmux session named %s exists and does not belong to this session", s.Name).
-				WithHint("tmux rename-session -t '%s' other-name", target(s.Name))
-		}
+	var serverErr *serverError
+	if err != nil && (!errors.As(err, &serverErr) || !strings.Contains(serverErr.text, "duplicate session")) {
+		return fmt.Errorf("create tmux session %s: %w", s.Name, err)
 	}
-	return c.configure(ctx, s)
+	return nil
 }
 
 // noteTime is how long a note stays on the screen unless a key is pressed.
@@ -167,11 +195,8 @@ func to(client string, command ...string) []string {
 	return command
 }
 
-// SwitchOrAttach brings the user to a session. Inside tmux it switches the client and
-// returns nil; the client "" is the one that this process runs in. Outside tmux it
-// returns the command line that should replace this process (syscall.Exec), its path
-// first. If text is not "", it is shown there for some seconds.
-func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) ([]string, error) {
+// switchOrAttach runs commands, and then switches the client or returns what attaches one.
+func (c Client) switchOrAttach(ctx context.Context, client, name, text string, cmds ...[]string) ([]string, error) {
 	var show []string
 	if text != "" {
 		show = displayCommand(client, text)
@@ -182,7 +207,6 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 	// detach-on-destroy is set for the whole session, so an attach from a shell
 	// changes it only if no other client is attached. This way no client that was
 	// switched here loses its tmux.
-	var cmds [][]string
 	if inside {
 		cmds = append(
 			cmds,
@@ -218,50 +242,18 @@ func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) (
 // Kill ends one of our sessions. A missing session is a success, and one that is not
 // ours is left alone.
 func (c Client) Kill(ctx context.Context, name string) error {
-	owner, err := c.owner(ctx, name)
-	if err != nil || owner == "" {
+	server, err := c.Look(ctx)
+	if err != nil || server.owner(name) == "" {
 		return err
 	}
 	if _, err := c.run(ctx, nil, []string{"kill-session", "-t", target(name)}); err != nil {
 		// Its command may have ended in between.
-		if again, listErr := c.owner(ctx, name); listErr == nil && again == "" {
+		if again, lookErr := c.Look(ctx); lookErr == nil && again.owner(name) == "" {
 			return nil
 		}
 		return fmt.Errorf("end tmux session %s: %w", name, err)
 	}
 	return nil
-}
-
-// List returns the sessions that we created, sorted by name.
-func (c Client) List(ctx context.Context) ([]Info, error) {
-	out, err := c.run(ctx, nil, []string{"list-sessions", "-F", "#{" + ownerOption + "} #{session_attached} #{session_name}"})
-	if err != nil {
-		if noServer(err) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("list tmux sessions: %w", err)
-	}
-	var list []Info
-	for line := range strings.Lines(out) {
-		f := strings.SplitN(strings.TrimRight(line, "\n"), " ", 3)
-		if len(f) != 3 || f[0] == "" {
-			continue
-		}
-		attached, _ := strconv.Atoi(f[1])
-		list = append(list, Info{Name: f[2], Key: f[0], Attached: attached})
-	}
-	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
-	return list, nil
-}
-
-// SocketPath returns where the server listens, so that a process outside of it can
-// find it again.
-func (c Client) SocketPath(ctx context.Context) (string, error) {
-	out, err := c.run(ctx, nil, []string{"display-message", "-p", "#{socket_path}"})
-	if err != nil {
-		return "", fmt.Errorf("find the tmux server: %w", err)
-	}
-	return strings.TrimSpace(out), nil
 }
 
 // Copy puts data on the clipboard of every terminal that shows the session, and into
@@ -300,12 +292,6 @@ func target(name string) string { return "=" + name + ":" }
 type serverError struct{ text string }
 
 func (e *serverError) Error() string { return clip(e.text) }
-
-func noServer(err error) bool {
-	var serverErr *serverError
-	return errors.As(err, &serverErr) && (strings.Contains(serverErr.text, "no server running") ||
-		strings.Contains(serverErr.text, "error connecting") || strings.Contains(serverErr.text, "no sessions"))
-}
 
 // run passes commands to tmux in one call, so that tmux executes them together.
 func (c Client) run(ctx context.Context, stdin io.Reader, cmds ...[]string) (string, error) {

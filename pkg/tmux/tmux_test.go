@@ -79,20 +79,23 @@ func TestSessionLife(t *testing.T) {
 		Command: []string{"sh", "-c", `printf %s "$1 $WHERE" >"$1"; exec cat`, "-", mark},
 	}
 	for range 2 { // idempotent
-		if err := s.Client.New(t.Context(), sess); err != nil {
+		if _, err := s.Client.New(t.Context(), sess); err != nil {
 			t.Fatal(err)
 		}
 	}
 	eventually(t, "arguments and environment", mark+" a;b;", func() string { b, _ := os.ReadFile(mark); return string(b) })
-	list, err := s.Client.List(t.Context())
-	if err != nil || len(list) != 1 || list[0] != (tmux.Info{Name: sess.Name, Key: sess.Key}) {
-		t.Fatalf("List = %v, %v; want our session only", list, err)
+	server, err := s.Client.Look(t.Context())
+	if list := server.Sessions; err != nil || len(list) != 1 || list[0] != (tmux.Info{Name: sess.Name, Key: sess.Key}) {
+		t.Fatalf("sessions = %v, %v; want our session only", list, err)
+	}
+	if server.Socket != s.Client.Socket {
+		t.Errorf("socket = %q, want %q", server.Socket, s.Client.Socket)
 	}
 
 	// Another session of that name is neither taken over nor killed.
 	other := sess
 	other.Name = "users-own"
-	if err := s.Client.New(t.Context(), other); fail.CodeOf(err) != fail.Conflict {
+	if _, err := s.Client.New(t.Context(), other); fail.CodeOf(err) != fail.Conflict {
 		t.Errorf("New over the user's session = %v, want code %v", err, fail.Conflict)
 	}
 	if err := s.Client.Kill(t.Context(), "users-own"); err != nil {
@@ -114,9 +117,6 @@ func TestSessionLife(t *testing.T) {
 	if out := s.tmux("list-sessions", "-F", "#{session_name}"); out != "users-own\n" {
 		t.Errorf("sessions after Kill = %q, want \"users-own\\n\"", out)
 	}
-	if path, err := s.Client.SocketPath(t.Context()); err != nil || path != s.Client.Socket {
-		t.Errorf("SocketPath = %q, %v, want %q", path, err, s.Client.Socket)
-	}
 }
 
 func TestTwoAtOnceMakeOne(t *testing.T) {
@@ -125,14 +125,14 @@ func TestTwoAtOnceMakeOne(t *testing.T) {
 	var wg sync.WaitGroup
 	errs := make([]error, 6)
 	for i := range errs {
-		wg.Go(func() { errs[i] = s.Client.New(t.Context(), sess) })
+		wg.Go(func() { _, errs[i] = s.Client.New(t.Context(), sess) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	if list, _ := s.Client.List(t.Context()); len(list) != 1 {
-		t.Errorf("List = %v, want 1 session", list)
+	if server, _ := s.Client.Look(t.Context()); len(server.Sessions) != 1 {
+		t.Errorf("sessions = %v, want 1", server.Sessions)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestUsersSettingsAreUntouched(t *testing.T) {
 			s.tmux("list-keys", "-T", "root") + s.tmux("list-keys", "-T", "prefix") + s.tmux("show-options", "-t", "users-own")
 	}
 	before := look()
-	if err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
+	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Client.SwitchOrAttach(t.Context(), "", "a-1", ""); err != nil {
@@ -174,12 +174,12 @@ func TestTrouble(t *testing.T) {
 		}
 	}
 	missing := tmux.Client{Bin: filepath.Join(dir, "nothing")}
-	if err := missing.New(t.Context(), tmux.Session{Name: "a", Key: "k", Command: []string{"x"}}); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
+	if _, err := missing.New(t.Context(), tmux.Session{Name: "a", Key: "k", Command: []string{"x"}}); fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
 		t.Errorf("New without tmux = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Host)
 	}
 	none := tmux.Client{Socket: filepath.Join(dir, "none")}
-	if list, err := none.List(t.Context()); err != nil || len(list) != 0 {
-		t.Errorf("List without a server = %v, %v, want none, nil", list, err)
+	if server, err := none.Look(t.Context()); err != nil || len(server.Sessions) != 0 {
+		t.Errorf("Look without a server = %v, %v, want no sessions, nil", server, err)
 	}
 	if err := none.Kill(t.Context(), "a"); err != nil {
 		t.Errorf("Kill without a server = %v, want nil", err)
@@ -188,7 +188,7 @@ func TestTrouble(t *testing.T) {
 		t.Error("SwitchOrAttach without a server = nil, want an error")
 	}
 	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
-		if err := none.New(t.Context(), bad); fail.CodeOf(err) != fail.Usage {
+		if _, err := none.New(t.Context(), bad); fail.CodeOf(err) != fail.Usage {
 			t.Errorf("New(%+v) = %v, want code %v", bad, err, fail.Usage)
 		}
 	}
@@ -241,7 +241,7 @@ func TestKeysReachTheGuest(t *testing.T) {
 		t.Run(prefix, func(t *testing.T) {
 			s := newServer(t, fmt.Sprintf("set -g prefix \"%s\"\nset -g prefix2 C-g\nset -s escape-time 0\nset -g assume-paste-time 0\nbind -n C-x kill-server\n", prefix))
 			destroyed := filepath.Join(t.TempDir(), "destroyed it's")
-			if err := s.Client.New(t.Context(), tmux.Session{
+			if _, err := s.Client.New(t.Context(), tmux.Session{
 				Name: "guest-1", Key: "k", Command: showKeys(),
 				Destroy: []string{"sh", "-c", `echo "really destroy $1?"; read answer; printf %s "$answer" >"$2"`, "-", "it's 100% #{k}", destroyed},
 			}); err != nil {
@@ -273,7 +273,7 @@ func TestKeysReachTheGuest(t *testing.T) {
 func TestGuestTmux(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\nset -g assume-paste-time 0\n")
 	guest := newServer(t, "set -s escape-time 0\n")
-	if err := s.Client.New(t.Context(), tmux.Session{
+	if _, err := s.Client.New(t.Context(), tmux.Session{
 		Name: "guest-1", Key: "k", Command: []string{"env", "-u", "TMUX", "tmux", "-S", guest.Client.Socket, "attach"},
 	}); err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func TestGuestTmux(t *testing.T) {
 // tmux, the client goes back to its shell.
 func TestSwitch(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\n")
-	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
+	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}); err != nil {
 		t.Fatal(err)
 	}
 	term := s.attach("users-own")
@@ -324,7 +324,7 @@ func TestSwitch(t *testing.T) {
 	}
 	eventually(t, "back", switched+"\n", func() string { return s.tmux("list-clients", "-t", "users-own", "-F", "#{client_name}") })
 
-	if err := s.Client.New(t.Context(), tmux.Session{Name: "guest-2", Key: "k", Command: showKeys()}); err != nil {
+	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "guest-2", Key: "k", Command: showKeys()}); err != nil {
 		t.Fatal(err)
 	}
 	s.attach("guest-2")
@@ -361,7 +361,7 @@ func TestStatus(t *testing.T) {
 func TestCurrentClient(t *testing.T) {
 	s := newServer(t, "set -s escape-time 0\n")
 	for _, name := range []string{"guest-1", "guest-2"} {
-		if err := s.Client.New(t.Context(), tmux.Session{Name: name, Key: "key-" + name, Command: showKeys()}); err != nil {
+		if _, err := s.Client.New(t.Context(), tmux.Session{Name: name, Key: "key-" + name, Command: showKeys()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -372,22 +372,21 @@ func TestCurrentClient(t *testing.T) {
 		name, of, _ := strings.Cut(strings.TrimSpace(line), " ")
 		client[name] = of
 	}
-	for name, want := range map[string]string{"guest-1": "key-guest-1", "users-own": ""} {
-		if key, err := s.Client.Current(t.Context(), client[name]); err != nil || key != want {
-			t.Errorf("Current of %s = %q, %v, want %q", name, key, err, want)
+	current := func(client, want string) {
+		t.Helper()
+		if server, err := s.Client.Look(t.Context()); err != nil || server.Current(client) != want {
+			t.Errorf("Current(%q) = %q, %v, want %q", client, server.Current(client), err, want)
 		}
 	}
-	if key, err := s.Client.Current(t.Context(), "/dev/no-such"); err != nil || key != "" {
-		t.Errorf("Current of a missing client = %q, %v, want none", key, err)
-	}
+	current(client["guest-1"], "key-guest-1")
+	current(client["users-own"], "")
+	current("/dev/no-such", "")
 	if argv, err := s.Client.SwitchOrAttach(t.Context(), client["users-own"], "guest-2", "a note"); err != nil || argv != nil {
 		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
 	}
 	eventually(t, "switched", "ready", two.show)
 	eventually(t, "the note", "a note", two.show)
-	if key, err := s.Client.Current(t.Context(), client["guest-1"]); err != nil || key != "key-guest-1" {
-		t.Errorf("Current of the other client = %q, %v, want key-guest-1", key, err)
-	}
+	current(client["guest-1"], "key-guest-1")
 	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "no session #(touch x) waits"); err != nil {
 		t.Fatal(err)
 	}

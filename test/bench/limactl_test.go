@@ -41,25 +41,34 @@ func buildLimactl(ctx context.Context, dir string) ([]string, error) {
 	if part := os.Getenv("BENCH"); part == partDNS || part == partPicker {
 		return nil, nil
 	}
-	src := filepath.Join(dir, "limactl-src")
-	if err := os.Mkdir(src, 0o700); err != nil {
-		return nil, err
-	}
-	mod := "module limactl\n\ngo 1.24\n\nrequire github.com/lima-vm/lima " + limaVersion + "\n"
-	if err := os.WriteFile(filepath.Join(src, "go.mod"), []byte(mod), 0o600); err != nil {
-		return nil, err
-	}
 	program := filepath.Join(dir, "limactl")
-	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-trimpath",
-		"-ldflags=-s -w -X github.com/lima-vm/lima/pkg/version.Version="+limaVersion, "-o", program, "github.com/lima-vm/lima/cmd/limactl")
-	cmd.Dir, cmd.Env = src, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build limactl: %w\n%s", err, out)
+	const module = "github.com/lima-vm/lima"
+	if err := buildModule(ctx, program, module, limaVersion, module+"/cmd/limactl", module+"/pkg/version.Version"); err != nil {
+		return nil, err
 	}
 	if err := os.Chmod(dir, 0o755); err != nil { // it runs as another user
 		return nil, err
 	}
 	return []string{envLimactl + "=" + program}, nil
+}
+
+// buildModule builds a program of a module that is not in go.mod. The variable gets its
+// version.
+func buildModule(ctx context.Context, program, module, version, pkg, variable string) error {
+	src := program + "-src"
+	if err := os.Mkdir(src, 0o700); err != nil {
+		return err
+	}
+	mod := "module build\n\ngo 1.24\n\nrequire " + module + " " + version + "\n"
+	if err := os.WriteFile(filepath.Join(src, "go.mod"), []byte(mod), 0o600); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-trimpath", "-ldflags=-s -w -X "+variable+"="+version, "-o", program, pkg)
+	cmd.Dir, cmd.Env = src, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
 }
 
 // limactl is a user's account with stock Lima, and one instance.

@@ -4,7 +4,8 @@
 // long each way to a session takes, and what its commands and processes cost,
 // compared with limactl. It compares the gateway with Lima's stock user-v2 network
 // (gvisor-tap-vsock) and QEMU's slirp, without a VM and with one. It compares the
-// guest's DNS proxy with dnsmasq.
+// guest's DNS proxy with dnsmasq, a review with lazygit, and a search of recordings with
+// grep.
 //
 // A slow machine or a missed aim does not fail the run, because only the ratio
 // counts; a lost connection of ours or a wrong byte does. The servers are behind a
@@ -27,9 +28,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	run := func() int { return realvm.Main(m, newWorld, buildLimactl, relayRegistry) }
-	if os.Getenv("BENCH") == partTasks { // on fake VMs, which need no image and send nothing
+	run := func() int { return realvm.Main(m, newWorld, buildLimactl, buildLazygit, relayRegistry) }
+	switch os.Getenv("BENCH") { // on fake VMs, which need no image and send nothing
+	case partTasks:
 		run = m.Run
+	case partReview:
+		run = func() int { return runWithLazygit(m) }
 	}
 	code := run()
 	if len(results.tables) > 0 {
@@ -48,7 +52,7 @@ func choose(part string) error {
 	if part == "" || flag.Lookup("test.run").Value.String() != "" {
 		return nil
 	}
-	if parts := []string{partLifecycle, partPicker, partTasks, partNetwork, partIntercept, partDNS}; !slices.Contains(parts, part) {
+	if parts := []string{partLifecycle, partPicker, partTasks, partNetwork, partIntercept, partDNS, partReview}; !slices.Contains(parts, part) {
 		return fmt.Errorf("BENCH is %q; it is one of %v, or nothing for all", part, parts)
 	}
 	return flag.Set("test.run", "(?i)^Test(Report$|"+part+")")

@@ -85,14 +85,28 @@ func TestPicker(t *testing.T) {
 	go io.Copy(io.Discard, term) //nolint:errcheck // keeps reading, as a user would, until it is closed
 	client := strings.TrimSpace(b.Run("tmux", "list-clients", "-F", "#{client_name}").Stdout)
 	shows := func() string { return b.Run("tmux", "list-clients", "-F", "#{session_name}").Stdout }
-	home := func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo00:") }
+	b.Run("tmux", "set-hook", "-g", "client-session-changed", "wait-for -S shown")
+	// switches returns how many milliseconds pass until the terminal shows another session.
+	switches := func(argv ...string) float64 {
+		shown := make(chan struct{})
+		go func() { b.Run("tmux", "wait-for", "shown"); close(shown) }()
+		time.Sleep(50 * time.Millisecond) // it waits by then
+		began := time.Now()
+		ended := make(chan struct{})
+		go func() { b.Run(argv...); close(ended) }()
+		<-shown
+		ms := time.Since(began).Seconds() * 1000
+		<-ended
+		return ms
+	}
+	home := func() { switches("tmux", "switch-client", "-c", client, "-t", "=plain-repo00:") }
 	for i := range runs()*perTurn + 1 {
-		ours := took(func() { b.Asz("--client", client, names[0]) })[rowTook]
+		ours := switches(realvm.Binary(), "--client", client, names[0])
 		if now := shows(); !strings.HasPrefix(now, "repo00") {
 			t.Fatalf("terminal = %q, want repo00…", now)
 		}
 		home()
-		theirs := took(func() { b.Run("tmux", "switch-client", "-c", client, "-t", "=plain-repo01:") })[rowTook]
+		theirs := switches("tmux", "switch-client", "-c", client, "-t", "=plain-repo01:")
 		if now := shows(); !strings.HasPrefix(now, "plain-repo01") {
 			t.Fatalf("terminal = %q, want plain-repo01…", now)
 		}
@@ -111,7 +125,7 @@ func terminal(t *testing.T, b *realvm.Box, argv ...string) *os.File {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env, cmd.Dir = append(b.Env, "TERM=xterm-256color"), b.Home
+	cmd.Env, cmd.Dir = b.Env, b.Home
 	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 120})
 	if err != nil {
 		t.Fatal(err)

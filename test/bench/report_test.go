@@ -11,14 +11,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/picture"
 )
 
-// The results go into tables between two comments of the document, and as JSON into a
-// file beside it.
+// The results go into tables between two comments of the document, and into two files
+// beside it: as JSON, and as a chart of their ratios.
 const (
 	docs       = "../../docs"
 	document   = "benchmarks.md"
 	machine    = "benchmarks.json"
+	chart      = "benchmarks.svg"
 	markBegin  = "<!-- begin of what make bench measured -->\n"
 	markEnd    = "<!-- end of what make bench measured -->\n"
 	heading    = "### "
@@ -33,6 +36,7 @@ const (
 	partNetwork   = "network"
 	partIntercept = "intercept"
 	partDNS       = "dns"
+	partReview    = "review"
 
 	titleReady     = "A session: time until it is ready"
 	titleSteps     = "A session: where the time goes, in seconds"
@@ -48,9 +52,11 @@ const (
 	titleVM        = "The network with QEMU: from a Debian guest"
 	titleIntercept = "Requests that the gateway reads, compared with connections that it passes on"
 	titleDNS       = "The guest's DNS proxy, with 10,000 names on the list"
+	titleReview    = "A review of 5,000 files: its first screen"
+	titleSearch    = "A search of recordings: 1 GiB"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleSetup, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS}
+var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleSetup, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS, titleReview, titleSearch}
 
 // runs returns how many turns each contender has.
 func runs() int {
@@ -165,6 +171,7 @@ func write(path string, measured map[string]*table) error {
 	return os.WriteFile(path, []byte(out+markEnd+after), 0o644)
 }
 
+// writeJSON also draws the chart, which shows what the file then has.
 func writeJSON(path string, measured map[string]*table) error {
 	var old entries
 	text, err := os.ReadFile(path)
@@ -192,7 +199,14 @@ func writeJSON(path string, measured map[string]*table) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	svg, err := picture.Chart(text)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(filepath.Dir(path), chart), []byte(svg), 0o644)
 }
 
 // TestReport publishes two tables and then one of them again: what was not measured
@@ -262,5 +276,9 @@ func TestReport(t *testing.T) {
 	}
 	if e := got.Rows[0]; e.Ours != (span{1, 2, 3}) || *e.Baseline != (span{1, 2, 4}) || *e.Ratio != 1 || *e.Met || e.Runs != 3 {
 		t.Errorf("row mine = %+v, want ours {1 2 3}, baseline {1 2 4}, ratio 1, met, 3 runs", e)
+	}
+	svg, err := os.ReadFile(filepath.Join(dir, chart))
+	if err != nil || !strings.Contains(string(svg), ">mine</text>") || !strings.Contains(string(svg), ">rate *</text>") {
+		t.Errorf("chart = %s, %v, want mine and rate in it", svg, err)
 	}
 }

@@ -314,6 +314,9 @@ func newModel(t *testing.T) *model {
 // planFile matches the path of the file into which Claude Code's model writes its plan.
 var planFile = regexp.MustCompile(`/home/agent/\.claude/plans/[\w-]+\.md`)
 
+// commitPrompt matches a prompt to run a part of the script /tmp/agent.sh.
+var commitPrompt = regexp.MustCompile(`COMMIT (\w+)`)
+
 type block map[string]any
 
 func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -368,6 +371,8 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	every := strings.Contains(string(body), "EVERYKIND")
 	switch {
 	case len(ask.Tools) == 0:
+	case commitPrompt.MatchString(last):
+		content, reason = block{"type": "tool_use", "id": id, "name": "Bash", "input": block{"command": "sh /tmp/agent.sh " + commitPrompt.FindStringSubmatch(last)[1], "description": "Commit", "timeout": 600000}}, "tool_use"
 	case strings.Contains(last, "RUNTOOL"):
 		content, reason = block{"type": "tool_use", "id": id, "name": "mcp__asz__exec", "input": block{"session": "project", "command": "echo from the guest; uname -n"}}, "tool_use"
 	case strings.Contains(last, "RUNPLUGIN"):

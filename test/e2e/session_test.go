@@ -29,6 +29,7 @@ func TestSession(t *testing.T) {
 	}
 	b.Write(".config/agent-sessionizer/config.yaml", `
 persist: [agent, .zsh_history]
+record: on
 network: {ask: [asked.example, refused.example]}
 secrets:
   SENTINEL: {from: "file:`+b.Home+`/secret-file", guest: true}
@@ -55,14 +56,19 @@ secrets:
 		addresses(t, b, name)
 	})
 	t.Run("secrets", func(t *testing.T) { checkSecrets(t, b, name, sentinel, multi) })
+	t.Run("report of a problem", func(t *testing.T) { report(t, b, name) })
 	t.Run("dotfiles", func(t *testing.T) { dotfiles(t, b, name) })
 	t.Run("copy", func(t *testing.T) { copyFiles(t, b, name) })
 	t.Run("OpenSSH", func(t *testing.T) { logInWithOpenSSH(t, b, name) })
+	t.Run("editors", func(t *testing.T) { editors(t, b, name) })
 	t.Run("attach", func(t *testing.T) { attach(t, b, name) })
+	t.Run("recordings", func(t *testing.T) { recordWindows(t, b, name, sentinel) })
 	t.Run("from another host", func(t *testing.T) { fromAnotherHost(t, b, name) })
 	t.Run("fetch", func(t *testing.T) { work(t, b, name, clone) })
+	t.Run("review", func(t *testing.T) { reviewWork(t, b, name, clone) })
 	t.Run("stop and start", func(t *testing.T) { restartVM(t, b, name, sentinel, watch) })
 	t.Run("destroy", func(t *testing.T) { destroySession(t, b, name, sentinel, clone) })
+	t.Run("recordings after the end", func(t *testing.T) { recordingsAfterDestroy(t, b) })
 	searchHome(t, b, sentinel, "secret-file")
 }
 
@@ -138,6 +144,24 @@ func checkSecrets(t *testing.T, b *box, name, sentinel, multi string) {
 	}
 }
 
+// report makes an archive for the report of a problem, and checks that it has what the guest and its
+// gateway wrote, without a secret.
+func report(t *testing.T, b *box, name string) {
+	b.MustIn(name, `echo "$(echo "$MULTI" | head -n 1) marked-by-the-guest" | sudo tee /dev/ttyS0 >/dev/null`)
+	b.Asz("diagnose", name, "--yes", "--output", filepath.Join(b.Home, "report.tar.gz"))
+	if r := b.Run("tar", "-xzf", "report.tar.gz", "--one-top-level=report", "--strip-components=1"); r.Code != 0 {
+		t.Fatalf("tar = %s", r.All())
+	}
+	for file, want := range map[string]string{
+		"session/serial.log": "[redacted] marked-by-the-guest", "session/decisions.jsonl": "evil.example", "session/lima.yaml": "images:",
+		"session/events.jsonl": "ready", "session/ha.stderr.log": "level", "versions.txt": "qemu", "doctor.json": "tmux",
+	} {
+		if text, err := os.ReadFile(filepath.Join(b.Home, "report", file)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s of the report lacks %q (%v)", file, want, err)
+		}
+	}
+}
+
 // copyFiles copies files into the guest and out of it.
 func copyFiles(t *testing.T, b *box, name string) {
 	b.Write("in.txt", "copied\n")
@@ -184,6 +208,7 @@ func restartVM(t *testing.T, b *box, name, sentinel string, watch *cmdlines) {
 	if got := b.MustIn(name, `cat hello.txt; printf %s "$SENTINEL"`); !strings.HasSuffix(got, sentinel) {
 		t.Error("SENTINEL after a restart is not the secret, want the secret")
 	}
+	editorsAfterRestart(t, b, name)
 	dotfilesAfterRestart(t, b, name)
 	names(t, b, name)
 }

@@ -536,6 +536,32 @@ func eachAtOnce(n int, f func(int)) {
 	running.Wait()
 }
 
+// place is the nth mark of that name in a process.
+type place struct {
+	mark string
+	n    int
+}
+
+// atEach tries each place in a world of its own, and reports those that the process came to, or that failed.
+func atEach(t *testing.T, places []place, try func(w *world, p place) (came bool, err error), report func(w *world, p place, err error)) {
+	t.Helper()
+	var faults atomic.Int64
+	eachAtOnce(len(places), func(i int) {
+		w := newWorld(t)
+		defer w.remove()
+		came, err := try(w, places[i])
+		if !came && err == nil {
+			return
+		}
+		faults.Add(1)
+		report(w, places[i], err)
+	})
+	t.Logf("%d marks, %d faults", len(places), faults.Load())
+	if faults.Load() == 0 {
+		t.Error("faults = none, want some")
+	}
+}
+
 // some returns n, or fewer in a short run.
 func some(n int) int {
 	if testing.Short() {

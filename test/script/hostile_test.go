@@ -28,8 +28,9 @@ const (
 )
 
 // redraws matches the sequences with which the console itself redraws running steps and
-// repeated lists. The guest's output contains neither.
-var redraws = regexp.MustCompile(`(\x1b\[[0-9]+A)?\r\x1b\[J|\x1b\[H\x1b\[2J`)
+// repeated lists, and with which the screen of a review sets tab stops. The guest's output contains none
+// of them.
+var redraws = regexp.MustCompile(`(\x1b\[[0-9]+A)?\r\x1b\[J|\x1b\[H\x1b\[2J|\x1b\[\?5W`)
 
 // TestCommandsOnATerminalWithAHostileGuest runs every command on a terminal, in a home
 // whose guest is hostile in all its output. The output must only show text on that
@@ -65,6 +66,8 @@ func TestCommandsOnATerminalWithAHostileGuest(t *testing.T) {
 				keys = "\x03" // Ctrl-C
 			case "draws":
 				keys, effects = "\x1b", termtexttest.ScreenEffects // Escape
+			case "quits":
+				keys, effects = "q", termtexttest.ScreenEffects
 			case "lasts":
 				effects = termtexttest.ScreenEffects
 			default:
@@ -133,6 +136,7 @@ func hostileHome(t *testing.T, h *home) map[string]string {
 	}
 	write("hostile", hostile, 0o600)
 	write("stderr.sh", "cat "+h.dir+"/hostile >&2", 0o600)
+	write("commit.sh", "git config user.email a@example.invalid && git config user.name \"$(cat "+h.dir+"/hostile)\" && cat "+h.dir+"/hostile >\"$(cat "+h.dir+"/hostile)\" && git add -A && git commit -qm hostile", 0o600)
 	write("broken.json", fmt.Sprintf(`{"exec": {"match": "agent-guest", "error": %s}}`, quoted), 0o600)
 	h.must(t, "open", "-d", "./repo")
 	var list []struct{ ID, Name string }
@@ -207,7 +211,7 @@ mkdir -p dir && echo "$H" >"dir/$H" && mkfifo "dir/fifo $H"
 	write("slow.yaml", fmt.Sprintf(task, "slow", "vm: {session: repo}\nagent: {kind: claude, prompt: slow}"), 0o600)
 	write("files.yaml", fmt.Sprintf(task, "files", "vm: {session: repo}\nagent: {kind: command, command: [sh, -c, 'H=$(cat "+h.dir+"/hostile); echo \"$H\"; echo \"$H\" >&2; echo \"$H\" >\"new $H\"; exit 3']}\nlifecycle: {artifact_patterns: [\"dir/**\"]}"), 0o600)
 	write("wrong.yaml", fmt.Sprintf(task, "wrong", "vm: {session: repo}\nagent: {kind: command, command: [x], "+string(quoted)+": x}"), 0o600)
-	vars := map[string]string{"ID": id, "HOME": h.dir, "REF": "\u009b21t" + guestWord}
+	vars := map[string]string{"ID": id, "WORD": guestWord, "HOME": h.dir, "REF": "\u009b21t" + guestWord}
 	for name, variable := range map[string]string{"claude": "SAYS", "files": "FILES"} {
 		out, _ := h.run("task", "run", "-f", name+".yaml")
 		var tasks []struct{ ID, Name string }

@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
 // Version is set at build time.
@@ -21,9 +25,14 @@ type RemoteExit int
 func (e RemoteExit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 // ChangedFlags returns the flags that were set on cmd, as arguments.
-func ChangedFlags(cmd *cobra.Command) []string {
+func ChangedFlags(cmd *cobra.Command) []string { return changedFlags(cmd, nil) }
+
+func changedFlags(cmd *cobra.Command, but []string) []string {
 	var args []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if slices.Contains(but, f.Name) {
+			return
+		}
 		values := []string{f.Value.String()}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
@@ -40,6 +49,33 @@ func ChangedFlags(cmd *cobra.Command) []string {
 		}
 	})
 	return args
+}
+
+// Again returns a command line for a hint: the user's own command, without some of its flags, and with
+// others added.
+func Again(cmd *cobra.Command, without []string, add ...string) string {
+	args := cmd.Flags().Args()
+	if n := cmd.ArgsLenAtDash(); n >= 0 {
+		args = slices.Concat(args[:n], []string{"--"}, args[n:])
+	}
+	return cmd.CommandPath() + " " + ssh.Quote(slices.Concat(changedFlags(cmd, without), add, args)...)
+}
+
+// ExclusiveFlags returns an error if flags are set of which only one can be. It replaces cobra's own
+// error, which a user cannot read.
+func ExclusiveFlags(cmd *cobra.Command) error {
+	set := map[string][]string{} // by group
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		for _, group := range f.Annotations["cobra_annotation_mutually_exclusive"] {
+			set[group] = append(set[group], "--"+f.Name)
+		}
+	})
+	for _, group := range slices.Sorted(maps.Keys(set)) {
+		if flags := set[group]; len(flags) > 1 {
+			return fail.New(fail.Usage, "%s exclude each other", strings.Join(flags, " and ")).WithHint("%s --help", cmd.CommandPath())
+		}
+	}
+	return nil
 }
 
 // Usage turns cobra's errors about arguments into usage errors.

@@ -91,7 +91,7 @@ func NameOn(h ops.Host, name string) string {
 // refuse another, so that it is never changed instead of it.
 var anyHost = []string{
 	"", "open", "list", "status", "next", "last", "answer", "usage", "budget", "mcp", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "diff", "fetch",
-	"picker", "net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
+	"picker", "recordings", "net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
 }
 
 // OnAnyHost reports whether a command works on every host.

@@ -137,7 +137,7 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 			if cmd.Parent().Name() == "task" {
 				return []string{"stdout\tthe agent's standard output", "stderr\tthe agent's standard error", "events\tthe task's events", "keeper\tthe log of the task's keeper"}
 			}
-			return []string{"keeper\tthe log of the session's keeper", "setup\tthe output of the repository's setup", "devcontainer\tthe output of its start", "services\tthe output of their start", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
+			return []string{"keeper\tthe log of the session's keeper", "setup\tthe output of the repository's setup", "devcontainer\tthe output of its start", "services\tthe output of their start", "gateway\tthe log of the session's gateway", "serial\tthe VM's console", "hostagent\tthe log of Lima's host agent"}
 		}),
 		"stop":    one(Sessions(a, session.Ready, session.Creating, session.Starting, session.Broken)),
 		"destroy": one(Sessions(a)),
@@ -163,6 +163,12 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"session":      one(openSessions(a)),
 		"state":        one(func(*cobra.Command, []string) []string { return taskStates() }),
 		"last":         cobra.NoFileCompletions,
+		"format":       these("asciicast\tfor players", "text\twithout escape sequences"),
+		"speed":        these("2", "5", "10"),
+		"idle":         these("500ms", "2s", "10s"),
+		"at":           cobra.NoFileCompletions,
+		"limit":        cobra.NoFileCompletions,
+		"output":       cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		"by":           these("session", "repo", "task", "model", "day"),
 		"since":        these("1d", "7d", "30d"),
 		"money":        these("1 USD", "5 USD", "20 USD", "none\tno limit"),

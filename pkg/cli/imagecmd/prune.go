@@ -36,6 +36,7 @@ func NewPruneCmd(a *app.App) *cobra.Command {
     interrupted builds ("image prune" removes only these);
   - leftovers of sessions that are gone: VMs, directories, logs;
   - logs, artifacts and events of tasks that ended long ago (tasks.cleanup_ttl);
+  - recordings to which nothing was added for 30 days (recordings.keep);
   - mirrors not used for 90 days whose repository has no session;
   - saved setups not used for 90 days;
   - files left by commands that were killed.

@@ -163,8 +163,10 @@ func RunOpen(ctx context.Context, a *app.App, o OpenOptions, what string) error 
 		return err
 	}
 	if !o.detach && !o.JSON {
-		if err := (tmux.Client{}).Check(ctx); err != nil {
-			return err
+		if s.ID == "" { // otherwise tmux is checked when it shows the session
+			if err := (tmux.Client{}).Check(ctx); err != nil {
+				return err
+			}
 		}
 		if o.Client == "" && !app.Interactive() {
 			return fail.New(fail.Usage, "attach to session: no terminal").
@@ -285,57 +287,75 @@ func (o OpenOptions) hostServices() ([]netip.AddrPort, error) {
 	return services, nil
 }
 
-// show creates or updates the session's local tmux session, and records its tmux socket.
+// show creates or updates the session's local tmux session.
 func show(ctx context.Context, a *app.App, h ops.Host, s session.View) error {
-	self, err := app.Self()
+	local, err := localSession(a, h, s)
 	if err != nil {
 		return err
+	}
+	server, err := tmux.Client{}.New(ctx, local)
+	if err != nil {
+		return err
+	}
+	return shownIn(ctx, a, h, s, server)
+}
+
+// localSession describes the session's local tmux session.
+func localSession(a *app.App, h ops.Host, s session.View) (tmux.Session, error) {
+	self, err := app.Self()
+	if err != nil {
+		return tmux.Session{}, err
 	}
 	contexts, err := app.Contexts()
 	if err != nil {
-		return err
+		return tmux.Session{}, err
 	}
 	host := app.HostOf(a, h, contexts) // the current context may change while the session is shown
-	t := tmux.Client{}
-	err = t.New(ctx, tmux.Session{
+	return tmux.Session{
 		Name: tmux.SlugName(s.ShortName(), s.ID), Key: s.ID,
 		Command: []string{self, "--host", host, "attach-session", s.ID},
 		Destroy: []string{self, "--host", host, "destroy", "--confirm", s.ID},
-	})
-	if _, here := h.(ops.Engine); err != nil || !here { // only a host's own keepers push its status
-		return err
-	}
-	socket, err := t.SocketPath(ctx)
-	if err != nil {
-		return err
+	}, nil
+}
+
+// shownIn records the tmux server that shows the session. Only a host's own keepers push its status.
+func shownIn(ctx context.Context, a *app.App, h ops.Host, s session.View, server tmux.Server) error {
+	if _, here := h.(ops.Engine); !here {
+		return nil
 	}
 	m, v, err := a.Local(ctx, h, s)
 	if err != nil {
 		return err
 	}
-	return m.SetTmuxSocket(ctx, v, socket)
+	return m.SetTmuxSocket(ctx, v, server.Socket)
 }
 
 // attachLocal switches to the session's local tmux session. Inside tmux, it switches the client.
 // Outside, this process becomes tmux, unless the session is not ready yet. In that case
 // tmux runs as a child, so that a user who leaves can be informed that the work continues.
 func attachLocal(ctx context.Context, a *app.App, h ops.Host, s session.View, client string) error {
-	if err := show(ctx, a, h, s); err != nil {
+	local, err := localSession(a, h, s)
+	if err != nil {
 		return err
 	}
-	t := tmux.Client{}
+	server, argv, err := tmux.Client{}.Enter(ctx, client, local, deniedNote(ctx, a, h, s))
+	if err != nil {
+		return err
+	}
+	// The client has switched; the user does not wait for the rest.
+	if err := shownIn(ctx, a, h, s, server); err != nil {
+		return err
+	}
 	// A user who leaves a session has seen everything in it up to now.
-	if from, err := t.Current(ctx, client); err == nil && from != "" && from != s.ID {
+	if from := server.Current(client); from != "" && from != s.ID {
 		if left, err := ops.GetSession.On(ctx, h, ops.SessionPath{ID: from}); err == nil {
 			markVisited(ctx, h, left)
 		}
 	}
-	note := deniedNote(ctx, a, h, s)
 	markVisited(ctx, h, s)
 	PushStatus(ctx, h)
-	argv, err := t.SwitchOrAttach(ctx, client, tmux.SlugName(s.ShortName(), s.ID), note)
-	if err != nil || argv == nil {
-		return err
+	if argv == nil {
+		return nil
 	}
 	if s.State == session.Ready {
 		return syscall.Exec(argv[0], argv, os.Environ())

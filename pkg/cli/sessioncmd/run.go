@@ -17,29 +17,61 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
 
 func NewExecCmd(a *app.App) *cobra.Command {
+	var record recordName
 	cmd := &cobra.Command{
 		Use:   "exec SESSION [--] COMMAND [ARG…]",
 		Short: "Run a command in a session, in the repository's directory",
 		Long: `Run a command as the agent, in the repository's directory, with the session's
 secrets in its environment. The command's standard streams and exit status are passed
-through.`,
+through. With --record=NAME, "review" shows the exit status and the commit that was
+checked out.`,
 		Example: `  agent-sessionizer exec repo -- make test
+  agent-sessionizer exec --record=tests repo -- make test
   agent-sessionizer exec repo -- sh -c 'make && ./run'`,
 		Args:              app.Usage(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runExec(cmd.Context(), a, args[0], args[1:])
+			return runExec(cmd.Context(), a, record, args[0], args[1:])
 		},
 	}
+	cmd.Flags().Var(&record, "record", "record the exit status for review; NAME defaults to the command; must precede SESSION")
+	cmd.Flags().Lookup("record").NoOptDefVal = unnamed
 	cmd.Flags().SetInterspersed(false) // flags after the command belong to the command
 	return cmd
 }
 
-func runExec(ctx context.Context, a *app.App, what string, command []string) error {
+// recordName is a flag value: the name under which a result is recorded.
+type recordName struct {
+	on   bool
+	name string
+}
+
+// unnamed is the value of the flag without one. The help shows it: --record[=NAME].
+const unnamed = "NAME"
+
+func (r *recordName) Set(text string) error {
+	if len(text) > ops.MaxResultName {
+		return fmt.Errorf("must have at most %d bytes", ops.MaxResultName)
+	}
+	r.on = true
+	if text != unnamed {
+		r.name = text
+	}
+	return nil
+}
+
+func (r *recordName) String() string { return r.name }
+
+// Type returns a type that the help does not show.
+func (*recordName) Type() string { return "bool" }
+
+func runExec(ctx context.Context, a *app.App, record recordName, what string, command []string) error {
+	typed := command
 	if command[0] == "--" {
 		command = command[1:]
 	}
@@ -47,6 +79,9 @@ func runExec(ctx context.Context, a *app.App, what string, command []string) err
 		return fail.New(fail.Usage, "no command given").WithHint("agent-sessionizer exec --help")
 	}
 	h, s, err := app.Running(ctx, a, what)
+	if record.on && record.name == "" && len(typed) > 1 && typed[0] != "--" && fail.CodeOf(err) == fail.NotFound { // --record NAME
+		return fail.New(fail.NotFound, "%w", err).WithHint("agent-sessionizer exec --record=%s %s %s", ssh.Quote(what), ssh.Quote(typed[0]), ssh.Quote(typed[1:]...))
+	}
 	if err != nil {
 		return err
 	}
@@ -55,8 +90,23 @@ func runExec(ctx context.Context, a *app.App, what string, command []string) err
 		return err
 	}
 	defer conn.Close()
-	err = conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: a.Con.Out, Stderr: a.Con.Err})
-	return remote(err)
+	err = remote(conn.Run(ctx, inRepo(s, ssh.Quote(command...)), ssh.IO{Stdin: os.Stdin, Stdout: a.Con.Out, Stderr: a.Con.Err}))
+	if exit, ok := errors.AsType[app.RemoteExit](err); record.on && (ok || err == nil) {
+		if err := recordResult(ctx, h, s, record.name, command, int(exit)); err != nil {
+			a.Con.Warn("the result was not recorded: %v", err) // the exit status is the command's
+		}
+	}
+	return err
+}
+
+func recordResult(ctx context.Context, h ops.Host, s session.View, name string, command []string, code int) error {
+	r := ops.ResultRequest{SessionPath: ops.SessionPath{ID: s.ID}}
+	r.Body.Name, r.Body.ExitCode = name, code
+	if r.Body.Command = ssh.Quote(command...); len(r.Body.Command) > ops.MaxResultCommand {
+		r.Body.Command = termtext.Brief(r.Body.Command, ops.MaxResultCommand-len("…"))
+	}
+	_, err := ops.RecordResult.On(ctx, h, r)
+	return err
 }
 
 // inRepo returns a shell command line that runs line in the repository's directory. The
@@ -71,9 +121,6 @@ func inRepo(s session.View, line string) string {
 // remote turns the exit status of a guest's command into this program's.
 func remote(err error) error {
 	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
-		if exit.Signal != "" {
-			return app.RemoteExit(128)
-		}
 		return app.RemoteExit(exit.Code)
 	}
 	return err
@@ -91,7 +138,7 @@ automatically. With a command, it does the same as "exec".`,
 		ValidArgsFunction: complete.Session(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return runExec(cmd.Context(), a, args[0], args[1:])
+				return runExec(cmd.Context(), a, recordName{}, args[0], args[1:])
 			}
 			ctx := cmd.Context()
 			if !app.Interactive() {
@@ -129,28 +176,41 @@ func NewSSHConfigCmd(a *app.App) *cobra.Command {
 	var o sshConfigOptions
 	cmd := &cobra.Command{
 		Use:   "ssh-config [SESSION…]",
-		Short: "Print OpenSSH client configuration for editors and scp",
-		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It turns off
-everything that would give a guest access to this host: SSH agents, X11, tunnels,
-forwarded ports, your keys and variables, commands, shared connections.
+		Short: "Print or install OpenSSH client configuration",
+		Long: `Print OpenSSH client configuration for sessions, for editors and scp. It disables
+everything that would give a guest access to this host: agent, X11 and port forwarding,
+tunnels, your other keys, sent variables, local commands and connection sharing.
 
-Save the output in a file. "ssh -F FILE" then reads no other configuration. To use the
-names of sessions in all programs, put "Include FILE" at the top of ~/.ssh/config. Add the
-same line again at the end, after a line "Match all", because OpenSSH combines the values
-of SendEnv from all blocks.`,
-		Example: `  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
+With --install, ~/.ssh/config includes the configuration of all sessions of this host, now
+and later, until --uninstall. Other programs then know each session by its name, as shown
+by "list --json". Editors that need port forwarding use NAME-editor. A session's entry is
+updated when its VM starts, and removed with the session. The rest of the file stays.
+
+Without --install, save the output to a file; "ssh -F FILE" then reads no other
+configuration.`,
+		Example: `  agent-sessionizer ssh-config --install && ssh NAME
+  agent-sessionizer ssh-config >~/.ssh/agents && ssh -F ~/.ssh/agents NAME
   agent-sessionizer ssh-config --forwards >~/.ssh/agents   # for editors that forward ports`,
 		ValidArgsFunction: complete.Many(complete.Sessions(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.install || o.uninstall {
+				if len(args) > 0 {
+					return fail.New(fail.Usage, "--install and --uninstall are for all sessions").WithHint("agent-sessionizer ssh-config --install")
+				}
+				return includeSSHConfig(cmd.Context(), a, o)
+			}
 			return runSSHConfig(cmd.Context(), a, o, args)
 		},
 	}
 	cmd.Flags().BoolVar(&o.json, "json", false, "print a JSON array")
 	cmd.Flags().BoolVar(&o.forwards, "forwards", false, "allow forwarded ports, including those of your \"Host *\"")
+	cmd.Flags().BoolVar(&o.install, "install", false, "make ~/.ssh/config include the sessions of this host")
+	cmd.Flags().BoolVar(&o.uninstall, "uninstall", false, "remove from ~/.ssh/config what --install added")
+	cmd.MarkFlagsMutuallyExclusive("install", "uninstall", "forwards")
 	return cmd
 }
 
-type sshConfigOptions struct{ json, forwards bool }
+type sshConfigOptions struct{ json, forwards, install, uninstall bool }
 
 func runSSHConfig(ctx context.Context, a *app.App, o sshConfigOptions, names []string) error {
 	h, err := a.Host(ctx)
@@ -231,26 +291,28 @@ func runCp(ctx context.Context, a *app.App, from, to string) error {
 		return err
 	}
 	defer conn.Close()
-	inGuest := func(p string) string {
-		switch {
-		case p == "~", strings.HasPrefix(p, "~/"):
-			return p // conn resolves it
-		case strings.HasPrefix(p, "/"):
-			return s.Root + p
-		}
-		return s.Dir + "/" + p
-	}
 	progress, done := a.Transfer()
 	defer done()
 	if toGuest {
-		err = conn.CopyTo(ctx, from, inGuest(toPath), progress)
+		err = conn.CopyTo(ctx, from, inGuest(s, toPath), progress)
 	} else {
-		err = conn.CopyFrom(ctx, inGuest(fromPath), to, progress)
+		err = conn.CopyFrom(ctx, inGuest(s, fromPath), to, progress)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fail.New(fail.NotFound, "%w", err)
 	}
 	return err
+}
+
+// inGuest returns the path in the guest that a user means by p.
+func inGuest(s session.View, p string) string {
+	switch {
+	case p == "~", strings.HasPrefix(p, "~/"):
+		return p // the guest resolves it
+	case strings.HasPrefix(p, "/"):
+		return s.Root + p
+	}
+	return s.Dir + "/" + p
 }
 
 // guestPath splits SESSION:PATH, and HOST:SESSION:PATH for a host of the cluster. As with scp, a local

@@ -386,11 +386,11 @@ func goTo(ctx context.Context, a *app.App, client string, pick func(all []sessio
 			all, on[s.ID] = append(all, s.View), s.At
 		}
 	}
-	current, err := (tmux.Client{}).Current(ctx, client)
+	server, err := tmux.Client{}.Look(ctx)
 	if err != nil {
 		return err
 	}
-	s, none := pick(all, current)
+	s, none := pick(all, server.Current(client))
 	if none == "" {
 		return attachLocal(ctx, a, on[s.ID], s, client)
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -209,7 +209,7 @@ func NewLogsCmd(a *app.App) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print events as JSON, one per line")
-	cmd.Flags().StringVar(&o.file, "of", "", "`NAME` of another log: setup, devcontainer, services, keeper, serial (the VM's console) or hostagent")
+	cmd.Flags().StringVar(&o.file, "of", "", "`NAME` of another log: setup, devcontainer, services, keeper, gateway, serial (the VM's console) or hostagent")
 	return cmd
 }
 
@@ -238,21 +238,12 @@ func runLogs(ctx context.Context, a *app.App, o logsOptions, what string) error 
 
 // logFile prints a log file. The guest can write to some of them.
 func logFile(a *app.App, m *session.Manager, s session.Session, which string) error {
-	dir := filepath.Join(m.Config.Paths.LimaHome, s.VM())
-	var names []string
-	switch which {
-	case "keeper":
-		names = []string{filepath.Join(m.Config.Paths.SessionDir(s.ID), "keeper.log")}
-	case session.SetupScript, session.SetupDevcontainer, session.SetupServices:
-		names = []string{m.SetupLog(s.ID, which)}
-	case "serial":
-		names = []string{filepath.Join(dir, "serial.log"), filepath.Join(dir, "serialv.log")}
-	case "hostagent":
-		names = []string{filepath.Join(dir, "ha.stderr.log")}
-	default:
-		return fail.New(fail.Usage, "unknown log %q: must be keeper, setup, devcontainer, services, serial or hostagent", which)
+	logs := m.Logs(s)
+	at := slices.IndexFunc(logs, func(l session.Log) bool { return l.Name == which })
+	if at < 0 {
+		return fail.New(fail.Usage, "unknown log %q: must be keeper, setup, devcontainer, services, gateway, serial or hostagent", which)
 	}
-	for _, name := range names {
+	for _, name := range logs[at].Paths {
 		f, err := os.Open(name)
 		if errors.Is(err, os.ErrNotExist) {
 			continue

@@ -259,11 +259,34 @@ func (p *Page) Misses(text string) {
 const finder = `[...document.querySelectorAll("dialog[open]"), document].flatMap((root) => [...root.querySelectorAll("a[href], button, summary, label")])
 	.find((e) => (e.getAttribute("aria-label") ?? e.innerText).trim() === %q && e.checkVisibility() && !e.closest("[data-moving]"))`
 
+// guard lets only the control that the expression %s finds have the next click. It stops a click on
+// anything else, which happens if the page moves between the look at a control and the click on it.
+const guard = `(() => {
+	removeEventListener("mousedown", window.guard, true);
+	removeEventListener("click", window.guard, true);
+	window.clicked = false;
+	let control;
+	window.guard = (e) => {
+		if (e.type === "mousedown") control = %s;
+		if (!control?.contains(e.target)) { e.preventDefault(); e.stopImmediatePropagation(); return; }
+		if (e.type !== "click") return;
+		window.clicked = true;
+		removeEventListener("mousedown", window.guard, true);
+		removeEventListener("click", window.guard, true);
+	};
+	addEventListener("mousedown", window.guard, true);
+	addEventListener("click", window.guard, true);
+})()`
+
 // Click clicks the link or button with a name, with the mouse.
 func (p *Page) Click(name string) {
 	p.t.Helper()
-	at := p.locate(name)
-	p.run(chromedp.MouseClickXY(at.X, at.Y))
+	for clicked := false; !clicked; {
+		at := p.locate(name)
+		p.Eval(fmt.Sprintf(guard, fmt.Sprintf(finder, name)), nil)
+		p.run(chromedp.MouseClickXY(at.X, at.Y))
+		p.Eval("window.clicked ?? true", &clicked) // a click may load another page
+	}
 }
 
 type point struct{ X, Y float64 }
