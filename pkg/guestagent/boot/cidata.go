@@ -59,6 +59,40 @@ func readCidata(dir string) (cidata, error) {
 	return c, c.parseUserData(user)
 }
 
+// findCidata returns the path of the seed disk in dev: a CD drive under QEMU, and a read-only disk with
+// the volume identifier "cidata" (ISO 9660, section 8.4.7) under Virtualization.framework. blocks is
+// /sys/class/block. Guests can write to all other disks, so only a read-only one is trusted.
+func findCidata(dev, blocks string) (string, error) {
+	drive := filepath.Join(dev, "sr0")
+	if _, err := os.Stat(drive); err == nil {
+		return drive, nil
+	}
+	disks, err := filepath.Glob(filepath.Join(dev, "vd[a-z]"))
+	if err != nil {
+		return "", err
+	}
+	for _, disk := range disks {
+		if sys.Text(filepath.Join(blocks, filepath.Base(disk), "ro")) == "1\n" && volumeID(disk) == "cidata" {
+			return disk, nil
+		}
+	}
+	return "", fmt.Errorf("find the seed disk: %w", os.ErrNotExist)
+}
+
+// volumeID returns the identifier of an ISO 9660 file system, "" if there is none.
+func volumeID(disk string) string {
+	f, err := os.Open(disk)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	volume := make([]byte, 72) // the start of the primary volume descriptor
+	if _, err := f.ReadAt(volume, 16*2048); err != nil || string(volume[:6]) != "\x01CD001" {
+		return ""
+	}
+	return strings.TrimRight(string(volume[40:]), " \x00")
+}
+
 func readSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,9 +1,11 @@
 package boot
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -240,4 +242,41 @@ func FuzzUserData(f *testing.F) {
 			t.Fatalf("parseUserData(%q) accepted bootcmd %q, timezone %q, want no zero byte and no path", data, c.bootcmd, c.timezone)
 		}
 	})
+}
+
+// Under Virtualization.framework, the seed disk is no CD drive. A disk that an earlier guest could write to
+// must not be taken for it.
+func TestFindCidata(t *testing.T) {
+	volume := func(id string) []byte {
+		iso := make([]byte, 17*2048)
+		copy(iso[16*2048:], "\x01CD001\x01")
+		copy(iso[16*2048+40:], id+strings.Repeat(" ", 32-len(id)))
+		return iso
+	}
+	machine := func(t *testing.T, disks map[string][]byte, readOnly ...string) (found string, err error) {
+		t.Helper()
+		dev, blocks := t.TempDir(), t.TempDir()
+		for name, data := range disks {
+			ro := "0\n"
+			if slices.Contains(readOnly, name) {
+				ro = "1\n"
+			}
+			if err := errors.Join(os.WriteFile(filepath.Join(dev, name), data, 0o600), os.Mkdir(filepath.Join(blocks, name), 0o700),
+				os.WriteFile(filepath.Join(blocks, name, "ro"), []byte(ro), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		found, err = findCidata(dev, blocks)
+		return filepath.Base(found), err
+	}
+	root, seed := make([]byte, 40*1024), volume("cidata")
+	if got, err := machine(t, map[string][]byte{"vda": root, "vdb": volume("other"), "vdc": seed, "vdd": nil}, "vdb", "vdc", "vdd"); err != nil || got != "vdc" {
+		t.Errorf("findCidata = %q, %v, want vdc", got, err)
+	}
+	if got, err := machine(t, map[string][]byte{"vda": root, "sr0": seed}, "sr0"); err != nil || got != "sr0" {
+		t.Errorf("findCidata with a CD drive = %q, %v, want sr0", got, err)
+	}
+	if got, err := machine(t, map[string][]byte{"vda": root, "vdb": seed}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("findCidata with a writable seed = %q, %v, want that there is none", got, err)
+	}
 }

@@ -266,7 +266,11 @@ func mountCidata(ctx context.Context) error {
 		return err
 	}
 	return sys.Await(ctx, deviceTime, deviceLook, func() error {
-		err := unix.Mount("/dev/sr0", cidataMount, "iso9660", unix.MS_RDONLY, "mode=0700,dmode=0700,overriderockperm,uid=0")
+		disk, err := findCidata("/dev", "/sys/class/block")
+		if err != nil {
+			return err
+		}
+		err = unix.Mount(disk, cidataMount, "iso9660", unix.MS_RDONLY, "mode=0700,dmode=0700,overriderockperm,uid=0")
 		if errors.Is(err, unix.EBUSY) {
 			return nil // already mounted
 		}
