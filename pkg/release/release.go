@@ -13,11 +13,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 
 	"golang.org/x/mod/semver"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Feed is where the newest release of the project is published.
@@ -78,7 +79,7 @@ func Latest(ctx context.Context, client *http.Client, feed string) (string, erro
 }
 
 // afterTag is what git describe adds to a tag if the source is not exactly that of the tag.
-var afterTag = regexp.MustCompile(`^(.*?)(-[0-9]+-g[0-9a-f]+)?(-dirty)?$`)
+var afterTag = lazyregexp.New(`^(.*?)(-[0-9]+-g[0-9a-f]+)?(-dirty)?$`)
 
 // IsNewer reports whether latest is newer than the version of a build. Known is false if that
 // version is not one of a release, nor based on one.

@@ -15,13 +15,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -82,7 +82,7 @@ func checkVersion(version string) error {
 
 const installHint = "install tmux: sudo apt install tmux (Debian, Ubuntu), brew install tmux (macOS)"
 
-var versionRE = regexp.MustCompile(`(\d+)\.(\d+)`)
+var versionRE = lazyregexp.New(`(\d+)\.(\d+)`)
 
 // recent checks the output of tmux -V. Development builds have no number and are
 // assumed to be new.
@@ -179,7 +179,7 @@ func (c Client) create(ctx context.Context, s Session) error {
 // noteTime is how long a note stays on the screen unless a key is pressed.
 const noteTime = 8 * time.Second
 
-var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
+var wordRE = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
 // displayCommand returns the command that shows a text to a client. It escapes the text,
 // because tmux expands formats in what it displays, and #() runs a command.
