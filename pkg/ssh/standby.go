@@ -10,19 +10,20 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A spare is a login shell in the guest that has started, has read its environment, and waits for
-// a command line. A relay starts one when a command has ended, because commands often come in
-// series, and a shell's start takes most of the time of a short command.
+// A standby shell is a login shell in the guest that has read its environment and waits for a
+// command line. A relay starts one when a command has ended. Commands often come in series, and a
+// short command spends most of its time on the start of its shell.
 
 const (
-	spareLife = 10 * time.Minute // without a command
-	spareLine = 4 << 10          // the longest command line; the shell reads it byte by byte
+	standbyLife = 10 * time.Minute // of a shell that gets no command
+	standbyLine = 4 << 10          // bytes of the longest command line; the shell reads it byte by byte
 )
 
-// SpareCommand reads a command line and runs it. If a file that the environment comes from is
-// newer than the shell, a new shell runs the line. The names of the variables are not used
-// otherwise, because the command must not see the difference.
-const SpareCommand = `_asz_f=${TMPDIR:-/tmp}/.agent-shell-$LOGNAME
+// StandbyCommand is what a standby shell runs: it reads a command line and runs it. If one of the
+// files that set the environment is newer than the shell, a new shell runs the line. The variables
+// have unusual names and are unset first, so that the command finds the same environment as in a
+// new shell.
+const StandbyCommand = `_asz_f=${TMPDIR:-/tmp}/.agent-shell-$LOGNAME
 { : >|"$_asz_f"; } 2>/dev/null || exit
 IFS= read -r _asz_l || exit
 for _asz_i in /run/agent/env /etc/environment /etc/profile.d/agent.sh /etc/zsh/zshenv /etc/bash.bashrc ~/.zshenv ~/.bashrc; do
@@ -30,18 +31,18 @@ for _asz_i in /run/agent/env /etc/environment /etc/profile.d/agent.sh /etc/zsh/z
 done
 eval "unset _asz_f _asz_l _asz_i; $_asz_l"`
 
-// spares holds a relay's spare.
-type spares struct {
+// standbyShells starts and holds a relay's standby shells, one at a time.
+type standbyShells struct {
 	guest *Client
 
 	mu       sync.Mutex
 	starting bool
-	ready    *half
+	ready    *half         // the standby shell, nil if there is none
 	taken    chan struct{} // closed when ready is taken
 }
 
-// start starts a spare unless there is one. It returns immediately.
-func (s *spares) start() {
+// start starts a standby shell, unless one exists or is starting. It does not wait for the guest.
+func (s *standbyShells) start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.starting || s.ready != nil {
@@ -59,25 +60,26 @@ func (s *spares) start() {
 }
 
 // open starts a shell in the guest. It returns nil if the guest does not start one.
-func (s *spares) open() *half {
+func (s *standbyShells) open() *half {
 	shell := s.guest.openChannel("session", nil, func(ssh.RejectionReason, string) {})
 	if shell == nil {
 		return nil
 	}
-	if ok, err := shell.SendRequest("exec", true, ssh.Marshal(execRequest{SpareCommand})); !ok || err != nil {
+	if ok, err := shell.SendRequest("exec", true, ssh.Marshal(execRequest{StandbyCommand})); !ok || err != nil {
 		shell.abandon()
 		return nil
 	}
 	return shell
 }
 
-// keep makes a shell the spare again, which was taken and not used.
-func (s *spares) keep(shell *half) {
+// putBack makes a shell that was taken, but not used, the standby shell again.
+func (s *standbyShells) putBack(shell *half) {
 	_ = s.guest.spawn(func() { s.hold(shell) }) // fails if the connection has ended
 }
 
-// hold keeps a spare until it is taken, ends or is too old.
-func (s *spares) hold(shell *half) {
+// hold keeps a standby shell until it is taken, has ended or is too old. If another one exists, hold
+// closes this one.
+func (s *standbyShells) hold(shell *half) {
 	taken := make(chan struct{})
 	s.mu.Lock()
 	other := s.ready
@@ -89,13 +91,13 @@ func (s *spares) hold(shell *half) {
 		shell.abandon()
 		return
 	}
-	timer := time.NewTimer(spareLife)
+	timer := time.NewTimer(standbyLife)
 	defer timer.Stop()
 	select {
 	case <-taken:
 		return
 	case <-timer.C:
-	case <-shell.reqs: // it has ended
+	case <-shell.reqs: // the shell has ended
 	}
 	s.mu.Lock()
 	ours := s.ready == shell
@@ -108,8 +110,8 @@ func (s *spares) hold(shell *half) {
 	}
 }
 
-// take returns the spare, which the caller then owns, or nil.
-func (s *spares) take() *half {
+// take returns the standby shell, which the caller then owns, or nil if there is none.
+func (s *standbyShells) take() *half {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	shell := s.ready
@@ -123,14 +125,15 @@ func (s *spares) take() *half {
 // execRequest is the payload of a request "exec", RFC 4254, section 6.5.
 type execRequest struct{ Command string }
 
-// spareInput returns what a spare must read to run the command of a request, or "" if it cannot.
-func spareInput(req *ssh.Request) string {
+// standbyInput returns the input with which a standby shell runs the command of a request, or "" if
+// a standby shell cannot run it.
+func standbyInput(req *ssh.Request) string {
 	var exec execRequest
 	if req.Type != "exec" || ssh.Unmarshal(req.Payload, &exec) != nil {
 		return ""
 	}
 	line := exec.Command
-	if line == "" || len(line) > spareLine || !utf8.ValidString(line) || strings.ContainsFunc(line, unicode.IsControl) {
+	if line == "" || len(line) > standbyLine || !utf8.ValidString(line) || strings.ContainsFunc(line, unicode.IsControl) {
 		return ""
 	}
 	return line + "\n"
