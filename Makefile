@@ -13,7 +13,7 @@ GORELEASER := $(TOOLS)/goreleaser-v2.15.1
 MINISIGN := $(TOOLS)/minisign-v0.3.0
 CYCLONEDX := $(TOOLS)/cyclonedx-gomod-v1.10.0
 GUEST   := pkg/guestclient/bin/agent-guest-linux-amd64.gz pkg/guestclient/bin/agent-guest-linux-arm64.gz
-GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,atomicfile crash fail guestagent guestproto homearchive ids pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
+GUEST_SRC := $(shell find cmd/agent-guest $(addprefix pkg/,atomicfile crash fail guestagent guestproto homearchive ids lazyregexp pipe policy termtext) -name '*.go' ! -name '*_test.go') go.mod
 
 WEB     := pkg/dashboard/web
 WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs package.json package-lock.json tsconfig.json)

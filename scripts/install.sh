@@ -22,11 +22,11 @@ usage() {
 }
 fetch() { # URL FILE
   if command -v curl >/dev/null; then
-    curl -fsSL --retry 2 -o "$2" "$1" || fail "download $1: failed"
+    curl -fsSL --retry 2 -o "$2" "$1" || fail "download $1: curl failed"
   elif command -v wget >/dev/null; then
-    wget -q -O "$2" "$1" || fail "download $1: failed"
+    wget -q -O "$2" "$1" || fail "download $1: wget failed"
   else
-    fail "curl or wget is missing"
+    fail "neither curl nor wget is installed"
   fi
 }
 
@@ -45,12 +45,12 @@ done
 case $(uname -s) in
 Linux) os=linux ;;
 Darwin) os=darwin ;;
-*) fail "system must be Linux or macOS, got $(uname -s)" ;;
+*) fail "the system must be Linux or macOS, got $(uname -s)" ;;
 esac
 case $(uname -m) in
 x86_64 | amd64) arch=amd64 ;;
 aarch64 | arm64) arch=arm64 ;;
-*) fail "machine must be amd64 or arm64, got $(uname -m)" ;;
+*) fail "the processor must be amd64 or arm64, got $(uname -m)" ;;
 esac
 
 work=$(mktemp -d)
@@ -61,9 +61,9 @@ if [ -n "$version" ]; then files=$base/download/v$version; else files=$base/late
 fetch "$files/checksums.txt" "$work/checksums.txt"
 if command -v minisign >/dev/null && [ -n "$key" ]; then
   fetch "$files/checksums.txt.minisig" "$work/checksums.txt.minisig"
-  minisign -V -q -P "$key" -m "$work/checksums.txt" || fail "signature of checksums.txt is wrong"
+  minisign -V -q -P "$key" -m "$work/checksums.txt" || fail "the signature of checksums.txt is wrong"
 else
-  printf 'install: signature not checked, because minisign or the public key is missing\n' >&2
+  printf 'install: the signature was not checked: minisign is not installed, or the public key of the releases is not set\n' >&2
 fi
 
 # The list names one archive for each system.
@@ -74,11 +74,11 @@ archive=${line#*  }
 fetch "$files/$archive" "$work/$archive"
 printf '%s\n' "$line" >"$work/sum"
 if command -v sha256sum >/dev/null; then
-  (cd "$work" && sha256sum -c sum >/dev/null 2>&1) || fail "checksum of $archive is wrong"
+  (cd "$work" && sha256sum -c sum >/dev/null 2>&1) || fail "the checksum of $archive is wrong"
 elif command -v shasum >/dev/null; then
-  (cd "$work" && shasum -a 256 -c sum >/dev/null 2>&1) || fail "checksum of $archive is wrong"
+  (cd "$work" && shasum -a 256 -c sum >/dev/null 2>&1) || fail "the checksum of $archive is wrong"
 else
-  fail "sha256sum or shasum is missing"
+  fail "neither sha256sum nor shasum is installed"
 fi
 
 tar -xzf "$work/$archive" -C "$work" agent-sessionizer
@@ -89,5 +89,5 @@ mv -f "$dir/.agent-sessionizer.new" "$dir/agent-sessionizer"
 printf 'installed %s\n' "$dir/agent-sessionizer"
 case :$PATH: in
 *:"$dir":*) ;;
-*) printf 'install: %s is not in PATH\n' "$dir" >&2 ;;
+*) printf 'install: %s is not in PATH; add it to run agent-sessionizer by its name\n' "$dir" >&2 ;;
 esac

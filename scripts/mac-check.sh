@@ -66,7 +66,7 @@ skip() {
   printf '%s\n' "$*"
   exit 77
 }
-need_program() { [ -x "$program" ] || skip "no program was built"; }
+need_program() { [ -x "$program" ] || skip "the program was not built"; }
 
 # bounded runs a step in a process group of its own, which is killed when its time is over.
 bounded() { # SECONDS FUNCTION
@@ -102,7 +102,7 @@ check() { # NAME SECONDS MEANING WHERE FUNCTION
   case $code in
   0) result=PASS passed=$((passed + 1)) ;;
   77) result=SKIP skipped=$((skipped + 1)) ;;
-  124) result=FAIL failed=$((failed + 1)) seen="took longer than $most s; last output: ${seen:-none}" ;;
+  124) result=FAIL failed=$((failed + 1)) seen="stopped after $most s; last output: ${seen:-none}" ;;
   *) result=FAIL failed=$((failed + 1)) ;;
   esac
   printf '%s %5d s  %-24s %s\n' "$result" "$((SECONDS - began))" "$name" "${seen:-no output}"
@@ -141,7 +141,7 @@ trap 'exit 143' TERM
 
 system() {
   [ "$(uname -s)" = Darwin ] || fail "$(uname -s) is not macOS"
-  version=$(sw_vers -productVersion) || fail "sw_vers does not work"
+  version=$(sw_vers -productVersion) || fail "sw_vers failed"
   arch=$(uname -m)
   [ "${version%%.*}" -ge 13 ] || fail "macOS $version is older than 13"
   [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" != 1 ] || fail "macOS $version: this shell runs under Rosetta"
@@ -167,9 +167,9 @@ build() {
     make build || fail "make build failed"
     how=built
   else
-    how="was up to date"
+    how="already up to date"
   fi
-  settings=$(go version -m "$program") || fail "go version -m does not read the program"
+  settings=$(go version -m "$program") || fail "go version -m cannot read the program"
   case $settings in
   *CGO_ENABLED=1*) ;;
   *) fail "built without cgo" ;;
@@ -180,7 +180,7 @@ build() {
 entitled() { codesign -d --entitlements - "$program" 2>&1 | grep com.apple.security.virtualization; }
 signature() {
   need_program
-  how="was signed"
+  how="already signed"
   if ! entitled; then
     codesign --force --sign - --entitlements vz.entitlements "$program" || fail "codesign failed"
     how="signed now"
@@ -205,12 +205,12 @@ unit_tests() {
   code=$?
   cat "$work/tests"
   [ "$code" = 0 ] || fail "failed: $(sed -n 's/^--- FAIL: \([^ ]*\).*/\1/p; s/^FAIL[[:space:]]\(.*\)\[.*failed\]/\1/p' "$work/tests" | tr '\n' ' ')"
-  pass "$(grep -c '^ok' "$work/tests") packages"
+  pass "the tests of $(grep -c '^ok' "$work/tests") packages passed"
 }
 
 launchd() {
   need_program
-  asz serve unit --launchd --listen 127.0.0.1:8122 >"$work/serve.plist" || fail "serve unit printed no agent"
+  asz serve unit --launchd --listen 127.0.0.1:8122 >"$work/serve.plist" || fail "serve unit failed"
   plutil -lint "$work/serve.plist" || fail "plutil refuses the agent"
   pass "plutil accepts the agent"
 }
@@ -219,7 +219,7 @@ launchd() {
 notification() {
   osacompile -o "$work/notification.scpt" \
     -e 'on run argv' -e 'display notification (item 2 of argv) with title (item 1 of argv)' -e 'end run' || fail "osacompile refuses the script"
-  pass "the script compiles; none was shown"
+  pass "the script compiles; no notification was shown"
 }
 
 blocks() { df -k "$work" | awk 'NR == 2 { print $4 }'; }
@@ -265,7 +265,7 @@ run_command() {
   out=$(inside sh -c 'echo out; exit 7')
   code=$?
   [ "$out/$code" = out/7 ] || fail "got $out and status $code, want out and 7"
-  pass "output and status are the command's"
+  pass "exec returns the output and the status of the command"
 }
 
 mounts() {
@@ -273,7 +273,7 @@ mounts() {
   found=$(inside findmnt -rn -t 9p,virtiofs,fuse.sshfs,nfs,cifs)
   [ -z "$found" ] || fail "the host is mounted: $found"
   [ "$(inside uname -s)" = Linux ] || fail "the command did not run in the VM"
-  pass "none"
+  pass "the guest has no file system of the host"
 }
 
 denied() {
@@ -309,11 +309,11 @@ fetch_commit() {
   opened
   inside sh -c 'git switch -qc agent/check && echo agent >AGENT && git add AGENT &&
     git -c user.name=agent -c user.email=agent@example.invalid commit -qm "made inside"' || fail "the commit in the VM failed"
-  if asz destroy "$session"; then fail "destroy lost a commit"; fi
+  if asz destroy "$session"; then fail "destroy did not refuse, and lost a commit"; fi
   (cd "$work/one" && asz fetch "$session") || fail "fetch failed"
   subject=$(git -C "$work/one" log -1 --format=%s "refs/agents/$session/heads/agent/check")
   [ "$subject" = "made inside" ] || fail "the fetched commit is: $subject"
-  pass "fetched; destroy refused before"
+  pass "destroy refused while the commit was only in the VM; then it was fetched"
 }
 
 checkpoint() {
@@ -328,8 +328,8 @@ checkpoint() {
   for name in check before-restore; do
     asz checkpoints "$session" --remove "$name" || fail "removing the checkpoint $name failed"
   done
-  [ "$(inside cat state)" = before ] || fail "the session does not answer without its checkpoints"
-  pass "the disk was restored; checkpoints were removed"
+  [ "$(inside cat state)" = before ] || fail "after its checkpoints were removed, the session lost the restored file"
+  pass "the disk was restored, and the checkpoints were removed"
 }
 
 standby() {
@@ -344,7 +344,7 @@ standby() {
   took=$((SECONDS - began))
   asz list --json | grep '"from": *"pool"' || fail "the second session ($took s) was not made from the standby VM"
   asz destroy --force "$name" || fail "destroying the second session failed"
-  pass "the second session took it and was ready after $took s"
+  pass "the second session took the standby VM and was ready after $took s"
 }
 
 restart() {
@@ -367,7 +367,7 @@ destroy_first() {
   while :; do
     pool=0 asz image prune || fail "image prune failed"
     left=$(find "$work/vms" -mindepth 1 -maxdepth 1 ! -name '_*' 2>/dev/null; pgrep -fl "$work/vms")
-    [ -n "$left" ] || pass "no directory and no process is left"
+    [ -n "$left" ] || pass "no directory and no process remains"
     printf 'left: %s\n' "$(printf '%s' "$left" | tr '\n' ' ')"
     sleep 5
   done
@@ -376,7 +376,7 @@ destroy_first() {
 check "system" 10 "VMs need macOS 13 on a Mac that is not a VM; a program for Rosetta cannot start them." "README.md, Install" system
 check "tools" 20 "A program is missing or too old: make setup installs it." "scripts/setup.sh" tools
 check "build" 1800 "The program does not build with cgo. The first error is in bin/mac-check.log." "docs/development.md, macOS; pkg/vm/lima/hostagent.go" build
-check "signature" 60 "Without the entitlement, Virtualization.framework starts no VM." "docs/development.md, macOS; vz.entitlements" signature
+check "signature" 60 "Virtualization.framework starts no VM without this entitlement." "docs/development.md, macOS; vz.entitlements" signature
 check "doctor" 60 "The host lacks what sessions need; each line of bin/mac-check.log has a hint." "pkg/vm/lima/check.go, pkg/cli/setupcmd" doctor
 check "unit tests" 1800 "Code that only macOS runs is wrong, or a test assumes Linux." "files with _darwin in their name; pkg/vm/lima/vz_test.go" unit_tests
 check "launchd agent" 30 "launchd would not load what serve unit --launchd prints." "pkg/server/unit.go, unit/agent-sessionizer.plist.tmpl" launchd
@@ -385,16 +385,16 @@ check "clonefile" 120 "Disks are copied block by block: sessions, forks and chec
 if [ -z "$quick" ]; then
   vms=yes
   check "first session" 2400 "No VM starts, or it does not become ready." "docs/lifecycle.md; pkg/vm/lima/hostagent.go, start.go" open_first
-  check "exec" 120 "The guest is not reached over SSH." "pkg/ssh, pkg/session/connection.go" run_command
+  check "exec" 120 "The host does not reach the guest over SSH." "pkg/ssh, pkg/session/connection.go" run_command
   check "mounts of the host" 60 "The guest sees files of the host." "pkg/vm/lima/template.go, seal" mounts
-  check "denied host" 120 "The network does not end in the gateway." "pkg/vm/lima/netsockets.go, pkg/gateway/accept.go" denied
+  check "denied host" 120 "The guest's traffic does not go through the gateway." "pkg/vm/lima/netsockets.go, pkg/gateway/accept.go" denied
   check "loopback of the host" 60 "The guest reaches services of the host." "pkg/gateway/dial.go, pkg/hostnet/routes_darwin.go" loopback
   check "allowed host" 120 "Frames do not pass between vz and the gateway, or the gateway reaches no network." "pkg/gateway/frametransport.go, pkg/gateway/accept.go" allowed
-  check "commit and fetch" 180 "Work does not reach the host." "pkg/repo/fetch.go, pkg/guestclient" fetch_commit
-  check "checkpoint" 600 "Copies of a raw disk fail, or the VM does not boot from one." "pkg/vm/lima/checkpoint.go, copyDisk; restore.go" checkpoint
+  check "commit and fetch" 180 "The host does not get the agent's work." "pkg/repo/fetch.go, pkg/guestclient" fetch_commit
+  check "checkpoint" 600 "A raw disk cannot be copied, or the VM does not boot from the copy." "pkg/vm/lima/checkpoint.go, copyDisk; restore.go" checkpoint
   check "standby VM" 2400 "Sessions start slowly, because no standby VM is prepared or taken." "pkg/golden/pool.go, pkg/session/prepare.go; the log prepare.log" standby
   check "stop and start" 300 "A session does not survive a stop." "pkg/vm/lima/stop.go, process_darwin.go" restart
-  check "destroy" 300 "VMs or processes are left." "pkg/vm/lima/process.go, instance.go" destroy_first
+  check "destroy" 300 "VMs or processes remain." "pkg/vm/lima/process.go, instance.go" destroy_first
 fi
 
 printf '\n%d passed, %d failed, %d skipped; revision %s; all output: bin/mac-check.log\n' \

@@ -71,21 +71,23 @@ func checkRelease(ctx context.Context, a *app.App, o versionOptions) error {
 	if err != nil {
 		return fail.New(fail.Host, "%w", err).WithHint("%s", ssh.Quote("curl", "-fsSI", o.feed))
 	}
-	newer, known := release.IsNewer(latest, app.Version)
+	order, known := release.Compare(app.Version, latest)
 	if o.json {
 		return a.Con.JSON(struct {
 			Version string `json:"version"`
 			Latest  string `json:"latest"`
-			Newer   *bool  `json:"newer"` // null if the version of this build is not that of a release
-		}{app.Version, latest, pointerIf(known, newer)})
+			Newer   *bool  `json:"newer"` // whether the release is newer; null if this build is not based on a release
+		}{app.Version, latest, pointerIf(known, order < 0)})
 	}
 	switch {
 	case !known:
 		a.Printf("agent-sessionizer %s is not a release; the newest release is %s\n", app.Version, latest)
-	case newer:
+	case order < 0:
 		a.Printf("agent-sessionizer %s is older than the newest release, %s\n", app.Version, latest)
+	case order > 0:
+		a.Printf("agent-sessionizer %s is newer than the newest release, %s\n", app.Version, latest)
 	default:
-		a.Printf("agent-sessionizer %s is current; the newest release is %s\n", app.Version, latest)
+		a.Printf("agent-sessionizer %s is up to date: it is the newest release\n", app.Version)
 	}
 	return nil
 }

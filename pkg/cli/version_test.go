@@ -24,9 +24,12 @@ func TestVersionCheck(t *testing.T) {
 		want    string
 	}{
 		{"v1.1.0", nil, "agent-sessionizer v1.1.0 is older than the newest release, v1.2.0\n"},
-		{"v1.2.0", nil, "agent-sessionizer v1.2.0 is current; the newest release is v1.2.0\n"},
+		{"v1.2.0", nil, "agent-sessionizer v1.2.0 is up to date: it is the newest release\n"},
+		{"v1.3.0", nil, "agent-sessionizer v1.3.0 is newer than the newest release, v1.2.0\n"},
+		{"v1.2.0-4-g0123abc", nil, "agent-sessionizer v1.2.0-4-g0123abc is newer than the newest release, v1.2.0\n"},
 		{"dev", nil, "agent-sessionizer dev is not a release; the newest release is v1.2.0\n"},
 		{"v1.1.0", []string{"--json"}, `"newer": true`},
+		{"v1.2.0-4-g0123abc", []string{"--json"}, `"newer": false`},
 		{"dev", []string{"--json"}, `"newer": null`},
 	} {
 		app.Version = c.version
@@ -39,7 +42,7 @@ func TestVersionCheck(t *testing.T) {
 			t.Errorf("version %s %q printed %q, want %q", c.version, c.args, out, c.want)
 		}
 	}
-	if requests != 5 {
+	if requests != 8 {
 		t.Errorf("requests = %d, want one of each check", requests)
 	}
 	feed.Close()

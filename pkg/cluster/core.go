@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // coreTag marks the servers that may hold streams: all but witnesses.
@@ -317,7 +317,7 @@ func (l serverLog) Noticef(format string, v ...any) { l.write(slog.LevelDebug, f
 func (l serverLog) Warnf(format string, v ...any)   { l.write(slog.LevelDebug, format, v) }
 
 // diskFailed matches messages of the server's stores.
-var diskFailed = regexp.MustCompile(`^(Filestore|RAFT|JetStream) .*[Cc]ritical write error`)
+var diskFailed = lazyregexp.New(`^(Filestore|RAFT|JetStream) .*[Cc]ritical write error`)
 
 func (l serverLog) Errorf(format string, v ...any) {
 	// The server says so in no other way as long as it does not disable all streams. Messages about a client,

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"strconv"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/meter"
 )
@@ -82,7 +82,7 @@ func (a *Amount) UnmarshalText(text []byte) error { return a.Set(string(text)) }
 // Tokens is a number of tokens, or Unlimited.
 type Tokens int64
 
-var tokensRE = regexp.MustCompile(`^([0-9]{1,9})([kM]?)$`)
+var tokensRE = lazyregexp.New(`^([0-9]{1,9})([kM]?)$`)
 
 // Set parses a number such as 200000, 200k or 2M, or none.
 func (t *Tokens) Set(text string) error {

@@ -3,10 +3,10 @@ package config
 import (
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // digestMark separates a location from its digest.
@@ -15,8 +15,8 @@ const digestMark = "#sha256:"
 const maxImageRef = 2000 // bytes
 
 var (
-	imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9.]{0,63}$`)
-	hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	imageName = lazyregexp.New(`^[a-z0-9][a-z0-9.]{0,63}$`)
+	hexSHA256 = lazyregexp.New(`^[0-9a-f]{64}$`)
 )
 
 // ImageRef identifies the image that sessions start from: an image in the store, or the

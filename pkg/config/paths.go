@@ -79,6 +79,9 @@ func (p Paths) Gateway(id string) string { return filepath.Join(p.SessionDir(id)
 // the session has not adopted all of its content yet.
 func (p Paths) Standby(id string) string { return filepath.Join(p.SessionDir(id), "standby") }
 
+// WakeLock returns the path of the lock that a fork holds while it wakes on a host that emulates VMs.
+func (p Paths) WakeLock() string { return filepath.Join(p.State, "locks", "wake") }
+
 // TaskLock returns the path of the lock that a task's keeper holds while it runs.
 func (p Paths) TaskLock(id string) string { return filepath.Join(p.State, "locks", "task-"+id) }
 

@@ -3,12 +3,11 @@ package diagnose
 import (
 	"bytes"
 	"errors"
-	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/zricethezav/gitleaks/v8/detect"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/leaks"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
@@ -26,22 +25,20 @@ const (
 var errTooMany = errors.New("too many texts look like secrets")
 
 // forms match what gitleaks has no rules for, with the secret in their groups.
-var forms = sync.OnceValue(func() []*regexp.Regexp {
-	return []*regexp.Regexp{
-		// A login in a URL. Passwords with @ are not valid there, but occur.
-		regexp.MustCompile(`://([^/\s'"]*)@`),
-		// The tokens of a subscription of Claude.
-		regexp.MustCompile(`(sk-ant-[a-z]+[0-9]+-[A-Za-z0-9_-]{20,})`),
-		// Headers of HTTP, also inside JSON.
-		regexp.MustCompile(`(?i)\b(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|secret))\\?["']?[ \t]*[:=][ \t]*\\?["']?((?:[^"\\\r\n]|\\[^"])+)`),
-		// Passwords, which may be short, and words.
-		regexp.MustCompile(`(?i)(?:passw(?:or)?d|passphrase)\\?["']?[ \t]*[:=][ \t]*(?:\\?"((?:[^"\\\n]|\\.)*)|([^\s"',;&]+))`),
-		// The beginning of a private key, at the end of a log that is being written.
-		regexp.MustCompile(`(-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:[A-Za-z0-9+/=\s]|\\[nr])*)`),
-		// The end of a private key, at the beginning of the end of a log.
-		regexp.MustCompile(`([A-Za-z0-9+/=](?:[A-Za-z0-9+/=\s]|\\[nr])*-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)`),
-	}
-})
+var forms = []*lazyregexp.Regexp{
+	// A login in a URL. Passwords with @ are not valid there, but occur.
+	lazyregexp.New(`://([^/\s'"]*)@`),
+	// The tokens of a subscription of Claude.
+	lazyregexp.New(`(sk-ant-[a-z]+[0-9]+-[A-Za-z0-9_-]{20,})`),
+	// Headers of HTTP, also inside JSON.
+	lazyregexp.New(`(?i)\b(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|secret))\\?["']?[ \t]*[:=][ \t]*\\?["']?((?:[^"\\\r\n]|\\[^"])+)`),
+	// Passwords, which may be short, and words.
+	lazyregexp.New(`(?i)(?:passw(?:or)?d|passphrase)\\?["']?[ \t]*[:=][ \t]*(?:\\?"((?:[^"\\\n]|\\.)*)|([^\s"',;&]+))`),
+	// The beginning of a private key, at the end of a log that is being written.
+	lazyregexp.New(`(-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:[A-Za-z0-9+/=\s]|\\[nr])*)`),
+	// The end of a private key, at the beginning of the end of a log.
+	lazyregexp.New(`([A-Za-z0-9+/=](?:[A-Za-z0-9+/=\s]|\\[nr])*-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)`),
+}
 
 // finder finds secrets by their form.
 type finder struct{ rules *detect.Detector }
@@ -61,7 +58,7 @@ func (f finder) find(text string) ([]secret.Value, error) {
 	for _, l := range f.rules.DetectString(text) {
 		found[l.Secret] = true
 	}
-	for _, form := range forms() {
+	for _, form := range forms {
 		for _, at := range form.FindAllStringSubmatchIndex(text, -1) {
 			for g := 2; g < len(at); g += 2 {
 				if at[g] >= 0 && at[g+1]-at[g] >= minDistinct {
@@ -83,14 +80,14 @@ func (f finder) find(text string) ([]secret.Value, error) {
 // hide replaces what redact knows, also if a program has wrapped it, and what matches a form.
 func hide(redact *secret.Redactor, text string) string {
 	text = hideWrapped(redact, redact.Redact(text))
-	for _, form := range forms() {
+	for _, form := range forms {
 		text = hideGroups(form, text)
 	}
 	return text
 }
 
 // hideGroups replaces the groups of each match.
-func hideGroups(form *regexp.Regexp, text string) string {
+func hideGroups(form *lazyregexp.Regexp, text string) string {
 	var out strings.Builder
 	end := 0
 	for _, at := range form.FindAllStringSubmatchIndex(text, -1) {

@@ -8,13 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
@@ -38,7 +38,7 @@ const (
 	GatewayFolder = "gateway"
 )
 
-var standbyName = regexp.MustCompile("^" + standbyPrefix + "[0-9a-f]+$")
+var standbyName = lazyregexp.New("^" + standbyPrefix + "[0-9a-f]+$")
 
 // Pool makes, hands out and removes standby VMs. Pools in several processes that share a
 // directory wait for each other.

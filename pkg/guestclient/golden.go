@@ -3,10 +3,10 @@ package guestclient
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -60,7 +60,7 @@ type Identity struct {
 	MachineID, Hostname, BootID string
 }
 
-var hex32 = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var hex32 = lazyregexp.New(`^[0-9a-f]{32}$`)
 
 // Identity reads the guest's identity.
 func (g Guest) Identity(ctx context.Context) (Identity, error) {

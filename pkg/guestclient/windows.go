@@ -3,13 +3,13 @@ package guestclient
 import (
 	"context"
 	"errors"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -25,7 +25,7 @@ type Window struct {
 const maxWindows = 100
 
 // WindowID matches the id of a tmux window.
-var WindowID = regexp.MustCompile(`^@[0-9]{1,9}$`)
+var WindowID = lazyregexp.New(`^@[0-9]{1,9}$`)
 
 // windowFormat has the fields that may contain spaces last.
 const windowFormat = "#{window_id} #{window_index} #{window_active} #{pane_current_command} #{window_name}"

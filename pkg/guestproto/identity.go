@@ -6,9 +6,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"regexp"
 	"strings"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // A guest prints these at the start of a line on a console that only it can write to.
@@ -83,10 +84,10 @@ func DecodeIdentity(r io.Reader) (Identity, error) {
 }
 
 var (
-	hostLabel = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
-	hex32     = regexp.MustCompile(`^[0-9a-f]{32}$`)
-	uuid      = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	userName  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+	hostLabel = lazyregexp.New(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+	hex32     = lazyregexp.New(`^[0-9a-f]{32}$`)
+	uuid      = lazyregexp.New(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	userName  = lazyregexp.New(`^[a-z_][a-z0-9_-]{0,31}$`)
 )
 
 // check verifies the form of every part. Its errors name only the part.

@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // QuestionKind is what a question is about, and so what its answers mean.
@@ -64,7 +65,7 @@ const (
 	maxParts        = 10
 )
 
-var questionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+var questionID = lazyregexp.New(`^[0-9a-f]{16}$`)
 
 // ValidQuestionID reports whether id has the form of a question's id.
 func ValidQuestionID(id string) bool { return questionID.MatchString(id) }

@@ -8,11 +8,12 @@ import (
 	"io"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // These limit the message that starts a task.
@@ -28,7 +29,7 @@ const (
 // attempt's number, counted from 1.
 func TaskName(id string, attempt int) string { return fmt.Sprintf("%s/%d", id, attempt) }
 
-var taskName = regexp.MustCompile(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
+var taskName = lazyregexp.New(`^[0-9a-f]{12}/[1-9][0-9]{0,5}$`)
 
 // CheckTaskName returns an error unless name has the form of an attempt's name.
 func CheckTaskName(name string) error {
@@ -71,7 +72,7 @@ func DecodeTaskStart(r io.Reader) (TaskStart, error) {
 	return s, nil
 }
 
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+var variableName = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
 func (s TaskStart) check() error {
 	if len(s.Argv) == 0 || s.Argv[0] == "" {
@@ -205,7 +206,7 @@ func (s TaskStatus) sanitized() TaskStatus {
 	return s
 }
 
-var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{0,15}$`)
+var signalName = lazyregexp.New(`^[A-Z][A-Z0-9]{0,15}$`)
 
 func (r TaskResult) sanitized() TaskResult {
 	r.ExitCode = min(max(r.ExitCode, 0), 255)
@@ -267,7 +268,7 @@ func DecodeTaskCollect(r io.Reader) (TaskCollect, error) {
 	return c, nil
 }
 
-var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+var commitID = lazyregexp.New(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
 func (c TaskCollect) check() error {
 	switch {
@@ -312,7 +313,7 @@ type Collection struct {
 	More      int        `json:"more,omitempty"` // number of skipped files that are not listed
 }
 
-var collectionID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+var collectionID = lazyregexp.New(`^[0-9a-f]{16}$`)
 
 // CheckCollectionID returns an error unless id has the form of a collection's id.
 func CheckCollectionID(id string) error {

@@ -3,77 +3,75 @@ package homearchive
 import (
 	"bytes"
 	"path"
-	"regexp"
 	"strings"
-	"sync"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // credentialPlace describes where a program keeps its credentials. A pattern is compared with the
 // end of a name, part by part, so that it matches below any directory.
 type credentialPlace struct {
 	pattern string
-	except  string         // pattern of files that are not credentials after all
-	holds   *regexp.Regexp // nil: any content
+	except  string             // pattern of files that are not credentials after all
+	holds   *lazyregexp.Regexp // nil: any content
 	why     string
 }
 
-var credentialPlaces = sync.OnceValue(func() []credentialPlace {
-	holds := regexp.MustCompile
-	const login = "contains a login"
-	return []credentialPlace{
-		{pattern: ".ssh/authorized_keys*", why: "controls who may log in"},
-		{pattern: ".ssh/id_*", except: "*.pub", why: "is a private key"},
-		{pattern: ".ssh/identity", why: "is a private key"},
-		{pattern: ".gnupg/private-keys-v1.d/*", why: "is a private key"},
-		{pattern: ".gnupg/secring.gpg", why: "is a private key"},
-		{pattern: ".aws/credentials", why: login},
-		{pattern: ".aws/*/cache/*", why: login},
-		{pattern: ".azure/*token*", why: login},
-		{pattern: ".config/gcloud/*credentials*", why: login},
-		{pattern: ".config/gcloud/access_tokens.db", why: login},
-		{pattern: ".netrc", why: login},
-		{pattern: "_netrc", why: login},
-		{pattern: ".git-credentials", why: login},
-		{pattern: ".config/git/credentials", why: login},
-		{pattern: ".config/gh/hosts.yml", why: login},
-		{pattern: ".config/glab-cli/config.yml", why: login},
-		{pattern: ".config/hub", why: login},
-		{pattern: ".config/op/config", why: login},
-		{pattern: ".config/github-copilot/*.json", why: login},
-		{pattern: ".config/containers/auth.json", why: login},
-		{pattern: ".cargo/credentials", why: login},
-		{pattern: ".cargo/credentials.toml", why: login},
-		{pattern: ".gem/credentials", why: login},
-		{pattern: ".pgpass", why: login},
-		{pattern: ".vault-token", why: login},
-		{pattern: ".terraform.d/credentials.tfrc.json", why: login},
-		{pattern: ".claude/.credentials.json", why: login},
-		{pattern: ".codex/auth.json", why: login},
-		{pattern: ".gemini/oauth_creds.json", why: login},
-		{pattern: ".local/share/opencode/auth.json", why: login},
-		// These files count only if they contain a value, not a reference such as
-		// "${TOKEN}".
-		{pattern: ".docker/config.json", holds: holds(`"(auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]`), why: login},
-		{pattern: ".npmrc", holds: holds(`(?m)^[^#;\n]*(_authToken|_auth|_password)\s*=\s*["']?[^\s"'$]`), why: login},
-		{pattern: ".yarnrc.yml", holds: holds(`npmAuth(Token|Ident)["']?\s*:\s*["']?[^\s"'$]`), why: login},
-		{pattern: ".pypirc", holds: holds(`(?m)^\s*password\s*[=:]\s*\S`), why: login},
-		{pattern: ".my.cnf", holds: holds(`(?m)^\s*password\s*=\s*\S`), why: login},
-		{pattern: ".kube/config", holds: holds(`client-key-data|(?m)^\s*-?\s*(token|password)\s*:\s*\S`), why: login},
-		{pattern: ".gitconfig", holds: gitLogin, why: login},
-		{pattern: ".config/git/config", holds: gitLogin, why: login},
-		{pattern: ".claude.json", holds: holds(`"(primaryApiKey|accessToken|refreshToken)"\s*:\s*"[^"]`), why: login},
-		{pattern: ".claude/settings*.json", holds: holds(`"ANTHROPIC_(API_KEY|AUTH_TOKEN)"\s*:\s*"[^"$]`), why: login},
-		{pattern: ".codex/config.toml", holds: holds(`bearer_token\s*=\s*["'][^"']`), why: login},
-	}
-})
+const containsLogin = "contains a login"
+
+var credentialPlaces = []credentialPlace{
+	{pattern: ".ssh/authorized_keys*", why: "controls who may log in"},
+	{pattern: ".ssh/id_*", except: "*.pub", why: "is a private key"},
+	{pattern: ".ssh/identity", why: "is a private key"},
+	{pattern: ".gnupg/private-keys-v1.d/*", why: "is a private key"},
+	{pattern: ".gnupg/secring.gpg", why: "is a private key"},
+	{pattern: ".aws/credentials", why: containsLogin},
+	{pattern: ".aws/*/cache/*", why: containsLogin},
+	{pattern: ".azure/*token*", why: containsLogin},
+	{pattern: ".config/gcloud/*credentials*", why: containsLogin},
+	{pattern: ".config/gcloud/access_tokens.db", why: containsLogin},
+	{pattern: ".netrc", why: containsLogin},
+	{pattern: "_netrc", why: containsLogin},
+	{pattern: ".git-credentials", why: containsLogin},
+	{pattern: ".config/git/credentials", why: containsLogin},
+	{pattern: ".config/gh/hosts.yml", why: containsLogin},
+	{pattern: ".config/glab-cli/config.yml", why: containsLogin},
+	{pattern: ".config/hub", why: containsLogin},
+	{pattern: ".config/op/config", why: containsLogin},
+	{pattern: ".config/github-copilot/*.json", why: containsLogin},
+	{pattern: ".config/containers/auth.json", why: containsLogin},
+	{pattern: ".cargo/credentials", why: containsLogin},
+	{pattern: ".cargo/credentials.toml", why: containsLogin},
+	{pattern: ".gem/credentials", why: containsLogin},
+	{pattern: ".pgpass", why: containsLogin},
+	{pattern: ".vault-token", why: containsLogin},
+	{pattern: ".terraform.d/credentials.tfrc.json", why: containsLogin},
+	{pattern: ".claude/.credentials.json", why: containsLogin},
+	{pattern: ".codex/auth.json", why: containsLogin},
+	{pattern: ".gemini/oauth_creds.json", why: containsLogin},
+	{pattern: ".local/share/opencode/auth.json", why: containsLogin},
+	// These files count only if they contain a value, not a reference such as
+	// "${TOKEN}".
+	{pattern: ".docker/config.json", holds: lazyregexp.New(`"(auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]`), why: containsLogin},
+	{pattern: ".npmrc", holds: lazyregexp.New(`(?m)^[^#;\n]*(_authToken|_auth|_password)\s*=\s*["']?[^\s"'$]`), why: containsLogin},
+	{pattern: ".yarnrc.yml", holds: lazyregexp.New(`npmAuth(Token|Ident)["']?\s*:\s*["']?[^\s"'$]`), why: containsLogin},
+	{pattern: ".pypirc", holds: lazyregexp.New(`(?m)^\s*password\s*[=:]\s*\S`), why: containsLogin},
+	{pattern: ".my.cnf", holds: lazyregexp.New(`(?m)^\s*password\s*=\s*\S`), why: containsLogin},
+	{pattern: ".kube/config", holds: lazyregexp.New(`client-key-data|(?m)^\s*-?\s*(token|password)\s*:\s*\S`), why: containsLogin},
+	{pattern: ".gitconfig", holds: gitLogin, why: containsLogin},
+	{pattern: ".config/git/config", holds: gitLogin, why: containsLogin},
+	{pattern: ".claude.json", holds: lazyregexp.New(`"(primaryApiKey|accessToken|refreshToken)"\s*:\s*"[^"]`), why: containsLogin},
+	{pattern: ".claude/settings*.json", holds: lazyregexp.New(`"ANTHROPIC_(API_KEY|AUTH_TOKEN)"\s*:\s*"[^"$]`), why: containsLogin},
+	{pattern: ".codex/config.toml", holds: lazyregexp.New(`bearer_token\s*=\s*["'][^"']`), why: containsLogin},
+}
 
 var (
-	gitLogin = regexp.MustCompile(`://[^/\s:@"]*:[^/\s@"$]+@|(?i)extraheader\s*=\s*"?\s*authorization`)
+	gitLogin = lazyregexp.New(`://[^/\s:@"]*:[^/\s@"$]+@|(?i)extraheader\s*=\s*"?\s*authorization`)
 	// Only at the start of a line, because a key that is quoted in a transcript does
 	// not count.
-	privateKey = regexp.MustCompile(`(?m)^\s*(-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-|AGE-SECRET-KEY-1)`)
+	privateKey = lazyregexp.New(`(?m)^\s*(-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-|AGE-SECRET-KEY-1)`)
 	// Token formats that their issuers designed to be recognizable.
-	token = regexp.MustCompile(`\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40}|glpat-[A-Za-z0-9_-]{20}|npm_[A-Za-z0-9]{36}|` +
+	token = lazyregexp.New(`\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40}|glpat-[A-Za-z0-9_-]{20}|npm_[A-Za-z0-9]{36}|` +
 		`sk-ant-[A-Za-z0-9_-]{24}|sk-proj-[A-Za-z0-9_-]{24}|xox[abprs]-[A-Za-z0-9-]{24}|hv[sb]\.[A-Za-z0-9_-]{24}|AIza[A-Za-z0-9_-]{35}|dop_v1_[a-f0-9]{64})`)
 )
 
@@ -81,7 +79,7 @@ var (
 // where the usual programs keep their credentials, and what private keys look like. It
 // catches accidents; it does not stop a user who hides a credential on purpose.
 func Credential(name string, content []byte) (why string) {
-	for _, p := range credentialPlaces() {
+	for _, p := range credentialPlaces {
 		if matchesEnd(p.pattern, name) && (p.holds == nil || p.holds.Match(content)) &&
 			(p.except == "" || !matchesEnd(p.except, name)) {
 			return p.why

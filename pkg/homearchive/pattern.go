@@ -41,7 +41,7 @@ func CheckPattern(p string) error {
 	case !validName(p) || strings.ContainsAny(p, "\r\n"):
 		return errors.New("must be a path below the guest's home directory, like .claude/projects")
 	}
-	for _, place := range credentialPlaces() {
+	for _, place := range credentialPlaces {
 		if place.holds == nil && matchesEnd(place.pattern, p) && (place.except == "" || !matchesEnd(place.except, p)) {
 			return fmt.Errorf("it %s and is never saved", place.why)
 		}

@@ -17,12 +17,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -125,7 +125,7 @@ const (
 
 // published matches NAME-ARCH-KEY-TIME, the name of a published directory. Every entry
 // that begins with a dot is a lock, or work that is in progress or was interrupted.
-var published = regexp.MustCompile(`^[a-z0-9.]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
+var published = lazyregexp.New(`^[a-z0-9.]+-(x86_64|aarch64)-[0-9a-f]{12}-[0-9]+$`)
 
 // List returns the cloud images of the template and every built image, newest first
 // within a name. It leaves out damaged directories, which Prune removes.

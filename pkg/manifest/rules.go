@@ -3,13 +3,12 @@ package manifest
 import (
 	"fmt"
 	"path"
-	"regexp"
 	"strings"
-	"sync"
 	"unicode"
 
 	"github.com/bmatcuk/doublestar/v4"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/measure"
 )
 
@@ -21,7 +20,7 @@ type rule struct {
 	is      string              // describes a valid text, for the error
 	wrong   func(string) string // returns other problems, which a schema cannot express
 
-	re func() *regexp.Regexp // the compiled pattern; most commands never need it
+	re *lazyregexp.Regexp
 }
 
 const (
@@ -37,7 +36,7 @@ const (
 )
 
 // rules holds the rules that the tags name.
-var rules = compiled(map[string]*rule{
+var rules = withExpressions(map[string]*rule{
 	"name":         {pattern: notBlankRE, max: 200, is: "a name that is not blank"},
 	"label":        {pattern: `^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`, is: "a label name: at most 63 letters, digits and . _ - / between them"},
 	"label value":  {pattern: `^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`, is: "a label value: at most 63 letters, digits and . _ - between them"},
@@ -62,9 +61,9 @@ var rules = compiled(map[string]*rule{
 	"pattern":      {pattern: `^[^\s/]`, max: maxGlob, is: "a pattern relative to the checkout, such as reports/**/*.json", wrong: wrongPattern},
 })
 
-func compiled(rules map[string]*rule) map[string]*rule {
+func withExpressions(rules map[string]*rule) map[string]*rule {
 	for _, r := range rules {
-		r.re = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(r.pattern) })
+		r.re = lazyregexp.New(r.pattern)
 	}
 	return rules
 }
@@ -93,7 +92,7 @@ func (r *rule) broken(s string) string {
 			return fmt.Sprintf("contains an invisible character, U+%04X; remove it", c)
 		}
 	}
-	if !r.re().MatchString(s) {
+	if !r.re.MatchString(s) {
 		return "must be " + r.is
 	}
 	if r.wrong != nil {
@@ -102,7 +101,7 @@ func (r *rule) broken(s string) string {
 	return ""
 }
 
-var passwordRE = regexp.MustCompile(`^[A-Za-z0-9+.-]+://[^/?#@]*:[^/?#]*@`)
+var passwordRE = lazyregexp.New(`^[A-Za-z0-9+.-]+://[^/?#@]*:[^/?#]*@`)
 
 func wrongURL(s string) string {
 	switch {

@@ -5,10 +5,11 @@ package measure
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Size is a number of bytes, written as 512MiB or 8G: K, M, G and T are powers of 1024,
@@ -24,7 +25,7 @@ const (
 // SizePattern is the regular expression of what ParseSize reads.
 const SizePattern = `^[0-9]{1,16}(\.[0-9]{1,3})?([KMGTkmgt](i?[Bb])?|[Bb])$`
 
-var sizeRE = regexp.MustCompile(`^([0-9]{1,16})(?:\.([0-9]{1,3}))?(?:([KMGTkmgt])(?:i?[Bb])?|[Bb])$`)
+var sizeRE = lazyregexp.New(`^([0-9]{1,16})(?:\.([0-9]{1,3}))?(?:([KMGTkmgt])(?:i?[Bb])?|[Bb])$`)
 
 var sizeUnits = map[string]Size{"": 1, "K": 1 << 10, "M": 1 << 20, "G": gib, "T": tib}
 
@@ -92,8 +93,8 @@ const (
 )
 
 var (
-	durationRE     = regexp.MustCompile(DurationPattern)
-	durationPartRE = regexp.MustCompile(`([0-9]+)(?:\.([0-9]+))?(d|h|ms|m|s)`)
+	durationRE     = lazyregexp.New(DurationPattern)
+	durationPartRE = lazyregexp.New(`([0-9]+)(?:\.([0-9]+))?(d|h|ms|m|s)`)
 )
 
 var durationUnits = map[string]time.Duration{

@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"regexp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // USD is an amount of US dollars, in billionths.
@@ -13,7 +14,7 @@ type USD int64
 // USDPattern is the regular expression of what ParseUSD reads.
 const USDPattern = `^[0-9]{1,7}(\.[0-9]{1,3})? ?USD$`
 
-var usdRE = regexp.MustCompile(`^([0-9]{1,7})(?:\.([0-9]{1,3}))? ?USD$`)
+var usdRE = lazyregexp.New(`^([0-9]{1,7})(?:\.([0-9]{1,3}))? ?USD$`)
 
 // ParseUSD reads an amount such as 5 USD or 0.5USD.
 func ParseUSD(s string) (USD, error) {

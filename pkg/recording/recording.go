@@ -16,7 +16,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -24,6 +23,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Recording is one recorded terminal.
@@ -53,8 +53,8 @@ const (
 )
 
 var (
-	idPattern   = regexp.MustCompile(`^([0-9a-f]{12})-([0-9]{1,9})$`)
-	partPattern = regexp.MustCompile(`^([0-9]{1,9})-([0-9]{1,9})\.cast$`)
+	idPattern   = lazyregexp.New(`^([0-9a-f]{12})-([0-9]{1,9})$`)
+	partPattern = lazyregexp.New(`^([0-9]{1,9})-([0-9]{1,9})\.cast$`)
 )
 
 // part is one file of a recording, with its text beside it.

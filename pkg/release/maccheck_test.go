@@ -140,7 +140,7 @@ func TestMacCheck(t *testing.T) {
 			name: "a copy", changed: map[string]string{"df": `printf 'Filesystem\ndisk 1 1 %s\n' $([ -e asked ] && echo 5000 || echo 9000); touch asked`},
 			failed: "clonefile", says: "the clone of 1 MiB took 3 MiB",
 		},
-		{name: "a tool that hangs", changed: map[string]string{"osacompile": hang}, failed: "notification", says: "took longer than 3 s", args: []string{"--limit", "3"}},
+		{name: "a tool that hangs", changed: map[string]string{"osacompile": hang}, failed: "notification", says: "stopped after 3 s", args: []string{"--limit", "3"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -13,11 +13,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 
 	"golang.org/x/mod/semver"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Feed is where the newest release of the project is published.
@@ -78,14 +79,20 @@ func Latest(ctx context.Context, client *http.Client, feed string) (string, erro
 }
 
 // afterTag is what git describe adds to a tag if the source is not exactly that of the tag.
-var afterTag = regexp.MustCompile(`^(.*?)(-[0-9]+-g[0-9a-f]+)?(-dirty)?$`)
+var afterTag = lazyregexp.New(`^(.*?)(-[0-9]+-g[0-9a-f]+)?(-dirty)?$`)
 
-// IsNewer reports whether latest is newer than the version of a build. Known is false if that
-// version is not one of a release, nor based on one.
-func IsNewer(latest, build string) (newer, known bool) {
-	build = "v" + strings.TrimPrefix(afterTag.FindStringSubmatch(build)[1], "v")
-	if !semver.IsValid(build) {
-		return false, false
+// Compare returns -1 if a build is older than a release, 1 if it is newer, and 0 if it is that
+// release. A build of source that was changed after a release is newer than that release. Known is
+// false if the version of the build is neither that of a release nor based on one.
+func Compare(build, release string) (order int, known bool) {
+	parts := afterTag.FindStringSubmatch(build)
+	tag := "v" + strings.TrimPrefix(parts[1], "v")
+	if !semver.IsValid(tag) {
+		return 0, false
 	}
-	return semver.Compare(latest, build) > 0, true
+	order = semver.Compare(tag, release)
+	if changed := parts[2] != "" || parts[3] != ""; order == 0 && changed {
+		order = 1
+	}
+	return order, true
 }

@@ -48,22 +48,26 @@ func TestLatest(t *testing.T) {
 	}
 }
 
-func TestIsNewer(t *testing.T) {
+func TestCompare(t *testing.T) {
 	for _, c := range []struct {
-		latest, build string
-		newer, known  bool
+		build, release string
+		order          int
+		known          bool
 	}{
-		{"v1.4.0", "v1.3.9", true, true},
-		{"v1.4.0", "1.4.0", false, true},
-		{"v1.4.0", "v1.4.0-rc.1", true, true},
-		{"v1.4.0", "v1.4.0-3-g0123abc", false, true},
-		{"v1.4.1", "v1.4.0-3-g0123abc-dirty", true, true},
-		{"v1.4.0", "dev", false, false},
-		{"v1.4.0", "0123abc-dirty", false, false},
+		{"v1.3.9", "v1.4.0", -1, true},
+		{"1.4.0", "v1.4.0", 0, true},
+		{"v1.5.0", "v1.4.0", 1, true},
+		{"v1.4.0-rc.1", "v1.4.0", -1, true},
+		{"v1.4.0-rc.1-2-g0123abc", "v1.4.0-rc.1", 1, true},
+		{"v1.4.0-3-g0123abc", "v1.4.0", 1, true},
+		{"v1.4.0-dirty", "v1.4.0", 1, true},
+		{"v1.4.0-3-g0123abc-dirty", "v1.4.1", -1, true},
+		{"dev", "v1.4.0", 0, false},
+		{"0123abc-dirty", "v1.4.0", 0, false},
 	} {
-		newer, known := release.IsNewer(c.latest, c.build)
-		if newer != c.newer || known != c.known {
-			t.Errorf("IsNewer(%q, %q) = %v, %v, want %v, %v", c.latest, c.build, newer, known, c.newer, c.known)
+		order, known := release.Compare(c.build, c.release)
+		if order != c.order || known != c.known {
+			t.Errorf("Compare(%q, %q) = %d, %t, want %d, %t", c.build, c.release, order, known, c.order, c.known)
 		}
 	}
 }

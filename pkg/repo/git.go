@@ -9,13 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 )
 
@@ -173,7 +173,7 @@ func finished(ctx context.Context, err error, what string, stderr *tailBuffer) e
 	return fmt.Errorf("git %s: %w", what, err)
 }
 
-var urlCredentials = regexp.MustCompile(`://[^/\s'"]*@`)
+var urlCredentials = lazyregexp.New(`://[^/\s'"]*@`)
 
 // redactURLs hides credentials in git's messages about a remote. The user's
 // url.*.insteadOf may have put them into the URL.
@@ -181,7 +181,7 @@ func redactURLs(s string) string { return urlCredentials.ReplaceAllString(s, ":/
 
 // kept matches the caller's GIT_* variables that configure how to reach a remote.
 // All others could point git at another repository, index, or program.
-var kept = lazily(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
+var kept = lazyregexp.New(`^GIT_(SSH|SSH_COMMAND|SSH_VARIANT|SSL_[A-Z_]+|HTTP_[A-Z_]+|PROXY_[A-Z_]+|EXEC_PATH|` +
 	`CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_[0-9]+|VALUE_[0-9]+))$`)
 
 func (g hostGit) environ() []string {
@@ -254,7 +254,7 @@ type progressWriter struct {
 	last string
 }
 
-var percent = regexp.MustCompile(`^(?:remote: )?([A-Z][a-z]+(?: [a-z]+)*): +([0-9]{1,3})% `)
+var percent = lazyregexp.New(`^(?:remote: )?([A-Z][a-z]+(?: [a-z]+)*): +([0-9]{1,3})% `)
 
 func (m *progressWriter) Write(p []byte) (int, error) {
 	if m.say == nil {

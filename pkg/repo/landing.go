@@ -7,12 +7,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/crash"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // MergeConflict is a file that two trees changed in ways that cannot be combined.
@@ -185,7 +185,7 @@ func (t *Trees) identity(ctx context.Context, which string) (string, error) {
 	return strings.TrimSpace(out), nil
 }
 
-var identityParts = regexp.MustCompile(`^(.*) <(.*)> ([0-9]+ [+-][0-9]{4})$`)
+var identityParts = lazyregexp.New(`^(.*) <(.*)> ([0-9]+ [+-][0-9]{4})$`)
 
 // identityEnv returns the variables from which git takes author and committer.
 func identityEnv(author, committer string) []string {

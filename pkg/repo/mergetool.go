@@ -9,10 +9,10 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Terminal is where a program of the user runs.
@@ -55,7 +55,7 @@ func (t *Trees) MergeTool(ctx context.Context, c MergeConflict, term Terminal) (
 	return e, err
 }
 
-var unusual = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
+var unusual = lazyregexp.New(`[^A-Za-z0-9._-]+`)
 
 // plainName returns the name of a file for a merge tool: its last part, which shows its type,
 // without characters that are special to any shell or to git.

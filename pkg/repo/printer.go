@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // printer writes a guest's diff so that it cannot control the terminal. Newlines
@@ -110,7 +111,7 @@ func (p *printer) release() {
 	p.held = false
 }
 
-var hunk = regexp.MustCompile(`^@@ -[0-9]{1,9}(?:,([0-9]{1,9}))? \+[0-9]{1,9}(?:,([0-9]{1,9}))? @@`)
+var hunk = lazyregexp.New(`^@@ -[0-9]{1,9}(?:,([0-9]{1,9}))? \+[0-9]{1,9}(?:,([0-9]{1,9}))? @@`)
 
 // paint returns a line's colour. The remaining lines of the hunk distinguish a
 // removed line "-- x" from the header "--- x".

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 )
 
@@ -163,8 +164,8 @@ func transfer(ctx context.Context, g Guest, src Source, dir string, finish func(
 }
 
 var (
-	plainRemote = lazily(`^[A-Za-z0-9_-]+$`)
-	abbreviated = lazily(`^[0-9a-f]{7,64}$`)
+	plainRemote = lazyregexp.New(`^[A-Za-z0-9_-]+$`)
+	abbreviated = lazyregexp.New(`^[0-9a-f]{7,64}$`)
 )
 
 // examine determines what to send and what to check out.

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -33,13 +34,13 @@ const (
 )
 
 var (
-	hostName  = lazily(`^[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
-	ownerName = lazily(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,38}$`)
-	repoName  = lazily(`^[A-Za-z0-9._][A-Za-z0-9._-]{0,99}$`)
-	urlPart   = lazily(`^[A-Za-z0-9._~+][A-Za-z0-9._~+-]{0,99}$`)
-	filePath  = lazily(`^/[A-Za-z0-9._~+@,=/-]*$`)
-	userName  = lazily(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
-	portNum   = lazily(`^[1-9][0-9]{0,4}$`)
+	hostName  = lazyregexp.New(`^[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+	ownerName = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,38}$`)
+	repoName  = lazyregexp.New(`^[A-Za-z0-9._][A-Za-z0-9._-]{0,99}$`)
+	urlPart   = lazyregexp.New(`^[A-Za-z0-9._~+][A-Za-z0-9._~+-]{0,99}$`)
+	filePath  = lazyregexp.New(`^/[A-Za-z0-9._~+@,=/-]*$`)
+	userName  = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
+	portNum   = lazyregexp.New(`^[1-9][0-9]{0,4}$`)
 )
 
 // Parse parses a repository named by the user: owner/repo[@branch], an https, ssh,

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -117,9 +118,9 @@ func (t *tailBuffer) Write(p []byte) (int, error) {
 func (t *tailBuffer) String() string { return string(t.buf) }
 
 // objectID matches the name of an object in a SHA-1 or SHA-256 repository.
-var objectID = lazily(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
+var objectID = lazyregexp.New(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
 
-var sessionName = lazily(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+var sessionName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
 // checkDir rejects a guest directory that is not an absolute path, because a script
 // could mistake it for an option or resolve it relative to an unknown directory.

@@ -10,6 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 func fetchPauses() backoff.BackOff {
@@ -37,15 +38,15 @@ func (m *Mirrors) retry(ctx context.Context, attempts uint, p Progress, f func()
 // Messages of git, curl and ssh, in the order in which they are matched: a refused
 // login also ends in "Could not read from remote repository".
 var (
-	hostKeyErrors = lazily(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
-	loginErrors   = lazily(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
+	hostKeyErrors = lazyregexp.New(`Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED`)
+	loginErrors   = lazyregexp.New(`(?i)Authentication failed|could not read (Username|Password)|terminal prompts disabled|` +
 		`Permission denied \(|Invalid username or|HTTP Basic: Access denied|returned error: 40[13]|Permission to .* denied`)
-	notFoundErrors = lazily(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
+	notFoundErrors = lazyregexp.New(`(?i)repository .*not found|returned error: 404|not found: did you run git update-server-info|` +
 		`does not appear to be a git repository|does not exist|access denied or repository not exported|could not be found|no such (repository|project)`)
-	tooLargeErrors = lazily(`(?i)file too large`) // EFBIG, from the limits of a cage
+	tooLargeErrors = lazyregexp.New(`(?i)file too large`) // EFBIG, from the limits of a cage
 
-	diskFullErrors  = lazily(`(?i)no space left|disk quota exceeded`)
-	transientErrors = lazily(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
+	diskFullErrors  = lazyregexp.New(`(?i)no space left|disk quota exceeded`)
+	transientErrors = lazyregexp.New(`(?i)could not resolve|name resolution|connection (refused|reset|timed out|closed|was reset)|timed out|timeout|` +
 		`unreachable|no route to host|early EOF|RPC failed|unexpected disconnect|hung up|returned error: (5[0-9][0-9]|429|408)|` +
 		`gnutls|SSL_|TLS|kex_exchange|curl [0-9]+|Empty reply|broken pipe|the remote end|Failed to connect|unable to connect|couldn't find remote ref|not our ref|unadvertised object|invalid index-pack output`)
 )

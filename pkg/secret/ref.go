@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -15,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
 
@@ -79,10 +79,10 @@ func SubmitterOf(task string) string { return string(Submitter) + ":" + task }
 func (r Ref) Task() string { return r.rest() }
 
 var (
-	nameRE   = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
-	envRE    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	opPartRE = regexp.MustCompile(`^[A-Za-z0-9_.-](?:[A-Za-z0-9 _.-]*[A-Za-z0-9_.-])?$`)
-	opAttrRE = regexp.MustCompile(`^(?:attribute|attr)=[a-z-]+$|^ssh-format=[a-z0-9-]+$`)
+	nameRE   = lazyregexp.New(`^[A-Z_][A-Z0-9_]*$`)
+	envRE    = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	opPartRE = lazyregexp.New(`^[A-Za-z0-9_.-](?:[A-Za-z0-9 _.-]*[A-Za-z0-9_.-])?$`)
+	opAttrRE = lazyregexp.New(`^(?:attribute|attr)=[a-z-]+$|^ssh-format=[a-z0-9-]+$`)
 )
 
 // reservedNames lists variables that would break or take over the guest's shells
@@ -304,7 +304,7 @@ func unset(r Ref) error {
 
 func isControl(c rune) bool { return c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xa0) }
 
-var plainWordRE = regexp.MustCompile(`^[A-Za-z0-9_./@:+-]+$`)
+var plainWordRE = lazyregexp.New(`^[A-Za-z0-9_./@:+-]+$`)
 
 // shellWord returns s as one word of a shell command in a hint.
 func shellWord(s string) string {

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
@@ -92,7 +92,7 @@ func (x *execs) dir(session, id string) execDir {
 var (
 	errCancelled = errors.New("cancelled")
 	errTimeout   = errors.New("timeout")
-	variable     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	variable     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
 // execLine converts the request into a command line for the guest's login shell.

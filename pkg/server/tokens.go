@@ -12,7 +12,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
@@ -53,7 +53,7 @@ const (
 	maxTokenLen = 256
 )
 
-var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
+var tokenName = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 // Add creates a token and returns it. The token itself is not stored anywhere.
 func (t *Tokens) Add(name string, scope ops.Scope, may task.Permission) (token string, err error) {

@@ -83,10 +83,12 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 			fetched = true
 		}
 	}
+	wakes := &turn{path: b.w.Sessions.Config.Paths.WakeLock(), log: b.w.Log}
+	defer wakes.end()
 	g, gctx := errgroup.WithContext(ctx)
 	var booting error
 	g.Go(func() error {
-		conn, booting = b.boot(gctx, s)
+		conn, booting = b.boot(gctx, s, wakes)
 		return booting
 	})
 	if !fetched {
@@ -145,6 +147,7 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 		return true, err
 	}
 	if needsSetup {
+		wakes.end() // a setup may take minutes
 		if err := b.w.guestSetup().prepareRepository(ctx, s, conn, from.plan, was.Status.From == ""); err != nil {
 			return true, err
 		}
@@ -213,8 +216,8 @@ func (b booter) mustBeWhole(ctx context.Context, s Session) error {
 	return err
 }
 
-// boot creates and starts the VM and logs in.
-func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
+// boot creates and starts the VM and logs in. A fork may still have its turn to wake then.
+func (b booter) boot(ctx context.Context, s *Session, wakes *turn) (*ssh.Client, error) {
 	accel, err := b.w.Driver.Accel(ctx)
 	if err != nil {
 		return nil, err
@@ -249,7 +252,7 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 		if err := b.w.startGateway(ctx, *s); err != nil {
 			return nil, err
 		}
-		err = b.startVM(ctx, s, accel)
+		err = b.startVM(ctx, s, accel, wakes)
 		if errors.Is(err, vm.ErrPanicked) && !panicked {
 			panicked = true
 			b.w.warn(ctx, s.ID, "", "%v; starting the VM again", vm.ErrPanicked)
@@ -317,9 +320,14 @@ func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
 	return conn, err
 }
 
-// startVM starts the VM and waits until it accepts logins.
-func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel) error {
+// startVM starts the VM and waits until it accepts logins. A fork first waits for its turn.
+func (b booter) startVM(ctx context.Context, s *Session, accel vm.Accel, wakes *turn) error {
 	return b.w.step(ctx, s.ID, "boot the VM", func(ctx context.Context, p vm.Progress) error {
+		if !s.needsTurn(accel) {
+			wakes.end() // a clone boots in the place of the fork
+		} else if err := wakes.wait(ctx, p); err != nil {
+			return err
+		}
 		ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout,
 			fail.New(fail.Timeout, "the guest did not boot within %v", bootTimeout).WithHint("agent-sessionizer logs --of serial %s", s.Name))
 		defer cancel()

@@ -3,13 +3,13 @@ package session
 import (
 	"context"
 	"errors"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -27,7 +27,7 @@ const (
 	temporaryTime = time.Hour // for a checkpoint whose forks were not created
 )
 
-var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
+var checkpointName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 
 // CheckpointState is the state of a checkpoint.
 type CheckpointState string

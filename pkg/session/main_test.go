@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"testing/fstest"
@@ -14,13 +16,24 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/golden"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m, nil) }
+// TestMain lets this test binary act as a process that holds a lock until it is killed.
+func TestMain(m *testing.M) {
+	testenv.Main(m, testenv.Commands{"hold": func(ctx context.Context, args []string) error {
+		if _, err := lockfile.Wait(ctx, args[0], nil); err != nil {
+			return err
+		}
+		fmt.Println("locked")
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
+	}})
+}
 
 // newManager returns a Manager with its own store, ample capacity, and a keeper that
 // ends immediately. The store shows what the Manager does.

@@ -8,7 +8,6 @@ import (
 	"iter"
 	"net/netip"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
@@ -357,7 +357,7 @@ func (m *Manager) Get(ctx context.Context, id string) (Session, error) {
 	return read(m.Store.Session(ctx, id))
 }
 
-var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+var notInName = lazyregexp.New(`[^a-z0-9]+`)
 
 // Name returns agent-OWNER-REPO-LABEL-xxxxxx, shortened to at most budget bytes. A label gets at
 // most half of what suffix leaves.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/audit"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
@@ -40,7 +40,7 @@ const (
 // WorkDir is where a session has its workspace in the guest.
 const WorkDir = "/work"
 
-var workspaceName = regexp.MustCompile(`^[a-z0-9]+([._-][a-z0-9]+)*$`)
+var workspaceName = lazyregexp.New(`^[a-z0-9]+([._-][a-z0-9]+)*$`)
 
 // Workspace is a disk that outlives sessions. At most one session has it.
 type Workspace struct {

@@ -20,23 +20,23 @@ import (
 )
 
 // A relay lets other processes of this user run commands over an existing
-// connection. They speak SSH to it over a UNIX socket, and each of their channels
-// becomes one of the connection's. The kernel identifies the clients. The keys and
-// ciphers between them and the relay protect nothing, so they are the cheapest
-// ones.
+// connection to a guest. These clients speak SSH to the relay over a UNIX socket.
+// For each channel that a client opens, the relay uses a channel of the connection.
+// The kernel identifies the clients, so the keys and ciphers between them and the
+// relay protect nothing. The relay uses the cheapest ones.
 
 const (
-	// Our sshd_config allows 64 sessions per connection. A client that finds no
-	// free slot dials the guest itself.
+	// Our sshd_config allows 64 sessions per connection. If all slots are taken, a
+	// client logs in to the guest itself.
 	relayClients  = 15
 	relayChannels = 4 // per client
 
-	relayOpen  = 10 * time.Second // for the guest to open a channel; a login would take longer
-	relayHello = 5 * time.Second  // for a relay to respond; after that the client dials the guest
-	relayGreet = 10 * time.Second // for a client to complete the handshake
-	relayDrain = 5 * time.Second  // for the guest to read what a departed client had sent
+	relayOpen  = 10 * time.Second // limit for the guest to open a channel
+	relayHello = 5 * time.Second  // limit for a relay to respond; after that the client logs in itself
+	relayGreet = 10 * time.Second // limit for a client to complete the handshake
+	relayDrain = 5 * time.Second  // limit for the guest to read what a client sent before it left
 
-	requestBound = 4 << 10 // of a guest's message about the end of a command
+	requestBound = 4 << 10 // bytes of a guest's message that a command has ended
 
 	// socketBound is the longest path of a UNIX socket that every system accepts:
 	// macOS has 104 bytes including the NUL.
@@ -51,8 +51,8 @@ var (
 	relayedOutcomes = []string{"exit-status", "exit-signal"}
 )
 
-// ListenRelay creates a relay's socket and replaces one left by a dead process. The
-// caller ensures that no live process listens there, and that only its user can
+// ListenRelay creates a relay's socket. It replaces a socket that a dead process left.
+// The caller ensures that no other process listens there, and that only its user can
 // access the directory.
 func ListenRelay(path string) (*net.UnixListener, error) {
 	if len(path) > socketBound {
@@ -71,9 +71,9 @@ func ListenRelay(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// dialRelay connects to a guest through a relay. It returns once the guest has
-// opened a session. A relay that is full or has lost its connection therefore
-// causes an error here, while the caller can still dial the guest.
+// dialRelay connects to a guest through a relay, and waits until the guest has opened
+// a session. So it returns an error if the relay is full or has lost its connection,
+// and the caller can log in to the guest instead.
 func dialRelay(ctx context.Context, t Target) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, relayHello+relayOpen)
 	defer cancel()
@@ -116,11 +116,11 @@ func relayConfig() ssh.Config {
 	}
 }
 
-// relay is the server side.
+// relay is the server that the clients connect to.
 type relay struct {
 	guest  *Client
 	config *ssh.ServerConfig
-	spares spares
+	shells standbyShells
 }
 
 func newRelay(c *Client) (*relay, error) {
@@ -132,15 +132,15 @@ func newRelay(c *Client) (*relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the relay's key: %w", err)
 	}
-	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}, spares: spares{guest: c}}
+	r := &relay{guest: c, config: &ssh.ServerConfig{Config: relayConfig(), NoClientAuth: true}, shells: standbyShells{guest: c}}
 	r.config.AddHostKey(key)
 	return r, nil
 }
 
-// Relay serves the connection to this user's other processes on l until ctx is
-// done, the connection is lost, or l fails. It then closes the connection and l,
-// and returns once everything that used them has ended. Other users of the
-// connection must not need it longer.
+// Relay lets this user's other processes use the connection, through the socket l. It
+// ends when ctx is done, the connection is lost, or l fails. It then closes the
+// connection and l, also for other users of the connection, and returns when all
+// clients have been served.
 func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	defer l.Close()
 	r, err := newRelay(c)
@@ -200,8 +200,8 @@ func (c *Client) Relayed() (opened int64, open int) {
 	return c.relayed.Load(), int(c.relaying.Load())
 }
 
-// serve handles one client. It returns, and frees the client's slot, when the guest
-// has closed all of the client's channels too.
+// serve handles one client. It returns when the client has left and the guest has
+// closed all channels of the client. Until then, the client's slot is taken.
 func (r *relay) serve(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -214,7 +214,7 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) {
 	_ = conn.SetDeadline(time.Time{})
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // the client's keep-alives are for the relay; the guest gets the relay's own
+	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // such as keep-alives, which the relay sends to the guest itself
 	slots := make(chan struct{}, relayChannels)
 	for n := range chans {
 		if !slices.Contains(relayedChannels, n.ChannelType()) {
@@ -234,19 +234,20 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// half is one side of a relayed channel.
+// half is one end of a relayed channel: the client's or the guest's.
 type half struct {
 	ssh.Channel
 	reqs <-chan *ssh.Request
 }
 
-// channel opens the requested channel in the guest, or uses the spare, and relays it.
+// channel relays a channel that a client requests. For a session it uses the standby shell, if one
+// exists. Otherwise it opens a channel in the guest.
 func (r *relay) channel(n ssh.NewChannel) {
-	var guest, spare *half
+	var guest, standby *half
 	if n.ChannelType() == "session" {
-		spare = r.spares.take()
+		standby = r.shells.take()
 	}
-	if spare == nil {
+	if standby == nil {
 		guest = r.guest.openChannel(n.ChannelType(), n.ExtraData(), func(reason ssh.RejectionReason, text string) { _ = n.Reject(reason, text) })
 		if guest == nil {
 			return
@@ -254,16 +255,16 @@ func (r *relay) channel(n ssh.NewChannel) {
 	}
 	ch, reqs, err := n.Accept()
 	if err != nil { // the client has disconnected
-		if spare != nil {
-			r.spares.keep(spare)
+		if standby != nil {
+			r.shells.putBack(standby)
 		} else {
 			guest.abandon()
 		}
 		return
 	}
 	client, input := half{ch, reqs}, io.Reader(ch)
-	if spare != nil {
-		if guest, input = r.useSpare(&client, spare); guest == nil {
+	if standby != nil {
+		if guest, input = r.useStandby(&client, standby); guest == nil {
 			_ = ch.Close()
 			ssh.DiscardRequests(reqs)
 			return
@@ -272,25 +273,28 @@ func (r *relay) channel(n ssh.NewChannel) {
 	r.guest.relayed.Add(1)
 	r.guest.relaying.Add(1)
 	defer r.guest.relaying.Add(-1)
-	if ran := carry(client, input, *guest); ran || guest == spare {
-		r.spares.start()
+	if ran := carry(client, input, *guest); ran || guest == standby {
+		r.shells.start()
 	}
 }
 
-// useSpare has the spare run the client's command. It returns the spare and what it has to read.
-// If the spare cannot run what the client requests, it returns another channel of the guest, or nil
-// if there is none.
-func (r *relay) useSpare(client, spare *half) (guest *half, input io.Reader) {
+// useStandby prepares a standby shell to run the client's command. It returns the shell, and the
+// input that runs the command.
+//
+// If the standby shell cannot run what the client requests, useStandby puts it back. It then opens
+// another channel in the guest and returns that with the client's own input. It returns nil if the
+// guest refuses, or if the client has requested nothing.
+func (r *relay) useStandby(client, standby *half) (guest *half, input io.Reader) {
 	first, ok := <-client.reqs
 	if ok {
-		if line := spareInput(first); line != "" {
+		if line := standbyInput(first); line != "" {
 			if first.WantReply {
 				_ = first.Reply(true, nil)
 			}
-			return spare, io.MultiReader(strings.NewReader(line), client)
+			return standby, io.MultiReader(strings.NewReader(line), client)
 		}
 	}
-	r.spares.keep(spare)
+	r.shells.putBack(standby)
 	if !ok {
 		return nil, nil
 	}
@@ -303,7 +307,7 @@ func (r *relay) useSpare(client, spare *half) (guest *half, input io.Reader) {
 		return nil, nil
 	}
 	all := make(chan *ssh.Request)
-	go func(rest <-chan *ssh.Request) { // ends with the client's channel, because carry reads all of it
+	go func(rest <-chan *ssh.Request) { // ends when the client's channel does, because carry reads all requests
 		defer close(all)
 		all <- first
 		for req := range rest {
@@ -314,10 +318,10 @@ func (r *relay) useSpare(client, spare *half) (guest *half, input io.Reader) {
 	return guest, client
 }
 
-// openChannel opens a channel in the guest. It returns nil after it has called refuse if the guest
-// refuses the channel, or does not answer within relayOpen. After such a timeout it still waits for
-// the late answer, and closes that channel. If the connection ends first, it returns nil without
-// calling refuse.
+// openChannel opens a channel in the guest. If the guest refuses, or does not answer within
+// relayOpen, it calls refuse and returns nil. Before it returns after such a timeout, it waits for
+// the late answer, and closes the channel that the guest may have opened. If the connection ends
+// first, it returns nil without calling refuse.
 func (c *Client) openChannel(channelType string, data []byte, refuse func(reason ssh.RejectionReason, text string)) *half {
 	type result struct {
 		half
@@ -363,8 +367,8 @@ func (h half) abandon() {
 	ssh.DiscardRequests(h.reqs)
 }
 
-// carry passes all data between the two ends of a channel until both are closed. The guest gets
-// input. It reports whether the client ran a command.
+// carry passes all data between the two ends of a channel until both are closed. The guest reads
+// input, which ends with what the client sends. carry reports whether the client ran a command.
 func carry(client half, input io.Reader, guest half) (ran bool) {
 	var tasks sync.WaitGroup
 	sent, reported := make(chan struct{}), make(chan struct{})
@@ -381,7 +385,8 @@ func carry(client half, input io.Reader, guest half) (ran bool) {
 		streams.Wait()
 		_ = client.CloseWrite()
 	})
-	// A command may end before the reply to its start was sent.
+	// A command may end before the client has the reply to its request. The lock delays the exit
+	// status until then.
 	var answering sync.Mutex
 	tasks.Go(func() { ran = requests(client, guest, sent, &answering) })
 	outcome(client, guest, reported, &answering)
@@ -389,16 +394,15 @@ func carry(client half, input io.Reader, guest half) (ran bool) {
 	return ran
 }
 
-// requests passes on the client's requests in order, and closes the guest's end
-// once the client has closed its own. It never waits for the guest while it reads
-// from the client, because it must notice when the client leaves. It reports whether the client
-// requested a command.
+// requests passes the client's requests on to the guest, in order. When the client has closed its
+// end, requests closes the guest's. It does not wait for the guest while it reads from the client,
+// because it must notice when the client leaves. It reports whether the client requested a command.
 func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (ran bool) {
 	queue, passed := make(chan *ssh.Request, 64), make(chan struct{})
 	go func() {
 		defer close(passed)
 		for req := range queue {
-			answering.Lock() // SendRequest returns once the channel closes, so the lock is not held long after that
+			answering.Lock() // not for longer than the channel is open: then SendRequest returns
 			ok, err := guest.SendRequest(req.Type, req.WantReply, req.Payload)
 			if req.WantReply {
 				_ = req.Reply(ok && err == nil, nil)
@@ -426,7 +430,7 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (
 		select {
 		case <-done:
 		case <-timer.C:
-			_ = guest.Close() // ends both, once the guest closes too
+			_ = guest.Close() // ends both goroutines, when the guest closes too
 			<-passed
 			return ran
 		}
@@ -435,10 +439,10 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (
 	return ran
 }
 
-// outcome reads the guest's requests until the guest closes the channel. Then it
-// sends the client the exit status, after all output. It never waits for the client
-// while it reads from the guest, because the library would stop reading the
-// connection for all clients.
+// outcome reads the guest's requests until the guest closes the channel. When the
+// client has all output, outcome sends it the exit status. It does not wait for the
+// client while it reads from the guest: the SSH library would stop reading from the
+// connection, and all clients would wait.
 func outcome(client, guest half, reported <-chan struct{}, answering *sync.Mutex) {
 	var last []*ssh.Request
 	for req := range guest.reqs {

@@ -24,7 +24,7 @@ type server struct {
 	conns  sync.WaitGroup
 
 	manners
-	spare    func(*channel) bool // handles a spare, and reports whether it shall run a command
+	standby  func(*channel) bool // handles a standby shell, and reports whether it runs a command
 	sessions atomic.Int64
 
 	mu    sync.Mutex
@@ -53,7 +53,7 @@ func (c channel) exit(code int) {
 	_ = c.Close()
 }
 
-// readCommand reads a command line as a spare shell does.
+// readCommand reads a command line as a standby shell does.
 func (c *channel) readCommand() bool {
 	c.cmd = ""
 	for b := make([]byte, 1); ; c.cmd += string(b) {
@@ -107,7 +107,7 @@ func serve(t *testing.T, exec func(channel), subsystem func(xssh.Channel), m ...
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{ln: ln, spare: (*channel).readCommand, target: ssh.Target{
+	s := &server{ln: ln, standby: (*channel).readCommand, target: ssh.Target{
 		Addr: ln.Addr().String(), User: "agent", Key: private,
 		HostKey: string(xssh.MarshalAuthorizedKey(host.PublicKey())),
 	}}
@@ -203,7 +203,7 @@ func (s *server) session(ch xssh.Channel, reqs <-chan *xssh.Request, exec func(c
 			_ = r.Reply(exec != nil, nil)
 			if exec != nil {
 				s.conns.Go(func() {
-					if c.cmd == ssh.SpareCommand && !s.spare(&c) {
+					if c.cmd == ssh.StandbyCommand && !s.standby(&c) {
 						return
 					}
 					exec(c)

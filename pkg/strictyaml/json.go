@@ -3,8 +3,9 @@ package strictyaml
 import (
 	"bytes"
 	"encoding/json"
-	"regexp"
 	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // readJSON parses the text into nodes if it is JSON. A YAML parser would not understand
@@ -80,7 +81,7 @@ func (p *Problems) tooMuch(depth int) string {
 	return "the " + p.What + " has more than 10,000 values; a few dozen are enough"
 }
 
-var wholeRE = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+var wholeRE = lazyregexp.New(`^-?(0|[1-9][0-9]*)$`)
 
 // numberKind returns the kind of a number from its spelling.
 func numberKind(s string) Kind {

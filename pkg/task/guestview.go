@@ -2,11 +2,10 @@ package task
 
 import (
 	"path"
-	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // GuestView returns t as the guest of its parent sees it: without paths of the host, and without
@@ -43,9 +42,7 @@ func forGuest(code, text string) string {
 }
 
 // hostPath matches an absolute path, but not the path of a URL.
-var hostPath = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`file:/[^\s"']*|(^|[^\w./])/[^/\s"'][^\s"']*`)
-})
+var hostPath = lazyregexp.New(`file:/[^\s"']*|(^|[^\w./])/[^/\s"'][^\s"']*`)
 
 // HidePaths returns a text without the absolute paths in it.
-func HidePaths(text string) string { return hostPath().ReplaceAllString(text, "$1(a path)") }
+func HidePaths(text string) string { return hostPath.ReplaceAllString(text, "$1(a path)") }

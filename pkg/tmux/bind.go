@@ -10,19 +10,16 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
 
-// These options hold what the user's keys do. The user asked for the keys: they are
-// bound in the root table, and in our sessions' table, which has none of the root's
-// bindings. The action of a key is stored in a server option, so that it is defined
-// in one place, our sessions have the keys as soon as they are bound, and the guest
-// gets the keys when the option is unset.
+// Users choose whether keys open the picker and jump to the next agent. Such a key is bound in
+// two tables: the root table and that of our sessions. Both bindings run what a server option
+// holds. If the option is unset, the key goes to the guest.
 
 const (
 	pickOption = "@agent_pick" // holds the tmux command that opens the picker
-	nextOption = "@agent_next" // holds the one that jumps to the next waiting agent
+	nextOption = "@agent_next" // holds the tmux command that jumps to the next waiting agent
 )
 
-// boundKeys lists the keys for each option. Alt+Shift+P arrives in three forms,
-// depending on the terminal.
+// boundKeys lists the keys of each option. Terminals send Alt+Shift+P in three forms.
 var boundKeys = []struct {
 	option string
 	keys   []string
@@ -31,8 +28,8 @@ var boundKeys = []struct {
 	{nextOption, []string{"M-n"}},
 }
 
-// Bindings holds the command lines that keys run. --client and the name of the tmux
-// client in which the key was pressed are appended to each.
+// Bindings holds the command lines that keys run. To each, --client is added, with the name of
+// the tmux client in which the key was pressed.
 type Bindings struct {
 	Pick []string // runs in a popup
 	Next []string // runs in the background
@@ -74,9 +71,9 @@ func (b Bindings) commands() [][]string {
 // when the key is pressed, for the client in which it was pressed.
 func bindKey(option string) []string { return []string{"run-shell", "-C", "#{E:" + option + "}"} }
 
-// popup returns the tmux command that runs argv in a popup. display-popup itself
-// expands the directory: its name may come from anywhere, so it must not be part of a
-// parsed command line.
+// popup returns the tmux command that runs argv in a popup, in the pane's directory. Anyone may
+// have chosen that directory's name. So display-popup must insert it, after tmux has parsed the
+// command line.
 func popup(argv []string) string {
 	words := []string{"display-popup -E -w 90% -h 85% -c #{client_name} -d '##{pane_current_path}'", "--"}
 	for _, a := range argv {
@@ -85,8 +82,8 @@ func popup(argv []string) string {
 	return strings.Join(append(words, "--client #{client_name}"), " ")
 }
 
-// background returns the tmux command that runs argv in a shell, without a terminal.
-// run-shell expands formats once more.
+// background returns the tmux command that runs argv in a shell, without a terminal. It
+// escapes formats twice, because run-shell expands them again.
 func background(argv []string) string {
 	var words []string
 	for _, a := range argv {
@@ -98,8 +95,8 @@ func background(argv []string) string {
 // literal escapes s for use in a format.
 func literal(s string) string { return strings.ReplaceAll(s, "#", "##") }
 
-// passKeys returns the commands that bind the keys in our sessions' table. The keys
-// go to the guest unless the user has had them bound.
+// passKeys returns the commands that bind the keys in our sessions' table. A key goes to the
+// guest unless its option is set.
 func passKeys() [][]string {
 	var cmds [][]string
 	for _, bound := range boundKeys {
@@ -111,9 +108,8 @@ func passKeys() [][]string {
 	return cmds
 }
 
-// Bind binds the keys on the running server, until the server ends. Keys that the
-// user has bound to something else are a Conflict, unless force is set; then they are
-// replaced.
+// Bind binds the keys on the running server, until the server ends. If the user has bound one
+// of them to another command, Bind returns a Conflict, or replaces that binding if force is set.
 func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	others, err := c.others(ctx)
 	if noServer(err) {
@@ -133,8 +129,7 @@ func (c Client) Bind(ctx context.Context, b Bindings, force bool) error {
 	return nil
 }
 
-// Unbind reverts Bind. Keys that are now bound to something else stay. Without a
-// server nothing is bound, which is a success.
+// Unbind removes the bindings of Bind, and no others. It succeeds if no server runs.
 func (c Client) Unbind(ctx context.Context) error {
 	bound, err := c.rootKeys(ctx)
 	if noServer(err) {
@@ -158,7 +153,7 @@ func (c Client) Unbind(ctx context.Context) error {
 	return nil
 }
 
-// others returns those of our keys that are bound to something else, with their
+// others returns the keys that Bind needs and that are bound to other commands, with those
 // commands.
 func (c Client) others(ctx context.Context) ([]string, error) {
 	bound, err := c.rootKeys(ctx)
@@ -178,7 +173,7 @@ func (c Client) others(ctx context.Context) ([]string, error) {
 
 // rootKeys returns the keys of the root table with their commands.
 func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
-	// list-keys would start a server, and read the user's tmux.conf.
+	// list-keys starts a server if none runs. list-sessions fails instead.
 	_, err := c.run(ctx, nil, []string{"list-sessions"})
 	var out string
 	if err == nil {
@@ -198,8 +193,8 @@ func (c Client) rootKeys(ctx context.Context) (map[string]string, error) {
 	return keys, nil
 }
 
-// SetClipboard puts data into a tmux buffer and on the clipboard of a client's
-// terminal; with "" tmux chooses the client.
+// SetClipboard puts data into a tmux buffer, and on the clipboard of a client's terminal. If
+// client is "", tmux chooses one.
 func (c Client) SetClipboard(ctx context.Context, client string, data []byte) error {
 	cmd := []string{"load-buffer", "-w"}
 	if client != "" {

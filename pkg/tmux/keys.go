@@ -2,26 +2,25 @@ package tmux
 
 import "strings"
 
-// This is how keys work in our sessions. The guest has its own tmux, so the outer one
-// stays out of the way: no status line, no prefix, and our own key tables in place of
-// the user's root and prefix tables.
+// The guest has its own tmux. So our sessions have neither a status line nor a prefix key, and
+// use our own key tables instead of the user's root and prefix tables:
 //
-//	agent-sessionizer          every key goes to the guest, except the user's
-//	                           prefix key, which is held until the next key,
-//	                           and those of Bind
+//	agent-sessionizer          the user's prefix key waits for the next key;
+//	                           the keys of Bind do what they are bound to;
+//	                           any other key goes to the guest
 //	agent-sessionizer-prefix   D  destroys, after a confirmation in a popup
 //	                           d  detaches, as everywhere
-//	                           any other key: the prefix and it go to the guest
+//	                           any other key goes to the guest, after the prefix
 //
-// Key tables belong to the server. What differs between sessions (the command of D)
-// is therefore stored in an option of the session.
+// All sessions of a server share its key tables. The command of D differs between sessions, so
+// an option of the session holds it.
 const (
 	table       = "agent-sessionizer"
 	prefixTable = "agent-sessionizer-prefix"
 )
 
-// configuration returns the commands that set the session's options and our key tables;
-// they may be repeated.
+// configuration returns the commands that set the session's options and our key tables. It is
+// safe to repeat them.
 func configuration(s Session, prefixes []string) [][]string {
 	set := func(name, value string) []string { return []string{"set-option", "-t", target(s.Name), name, value} }
 	window := func(name, value string) []string {
@@ -32,15 +31,15 @@ func configuration(s Session, prefixes []string) [][]string {
 		window("automatic-rename", "on"), window("automatic-rename-format", "#{pane_title}"),
 		set("status", "off"), set("prefix", "None"), set("prefix2", "None"), set("key-table", table),
 		set(destroyOption, destroyCommand(s)),
-		// Empty the table first, because the user's prefix may have changed. The new
-		// bindings are set in the same call, so no key is missed in between. Only a
-		// table that exists can be emptied.
+		// First remove the old bindings, because the user's prefix may have changed. The
+		// new ones are set in the same call, so that no key is lost in between. tmux
+		// refuses to empty a table that does not exist, so F12 creates it.
 		{"bind-key", "-T", table, "F12", "send-keys"},
 		{"unbind-key", "-a", "-T", table},
 	}
 	cmds = append(cmds, passKeys()...)
 	for _, p := range prefixes {
-		// One table per prefix, because Any must know which prefix it holds back.
+		// One table per prefix, because the binding of Any sends that prefix.
 		sub := prefixTable
 		if p != prefixes[0] {
 			sub += "2"

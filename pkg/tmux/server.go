@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// Server is the state of a tmux server at one moment. It is empty if no server runs.
-type Server struct {
-	Socket   string // its path, by which a process outside of the server finds it again
-	Sessions []Info // those that we created, sorted by name
+// ServerState is what a tmux server reported at one moment. It is empty if no server runs.
+type ServerState struct {
+	Socket   string // path of the server's socket; processes outside of tmux need it to find the server
+	Sessions []Info // the sessions that we created, sorted by name
 
 	version  string
 	prefixes []string          // the user's own prefix keys, without duplicates
-	here     string            // the key of the session that this process runs in
-	clients  map[string]string // the keys of the sessions that clients show, by the client's name
+	here     string            // key of the session that this process runs in
+	clients  map[string]string // for each client, by its name, the key of the session that it shows
 }
 
-// Look asks the server for its state, in one call.
-func (c Client) Look(ctx context.Context) (Server, error) {
+// ReadState reads the server's state, with one call of tmux. It does not start a server.
+func (c Client) ReadState(ctx context.Context) (ServerState, error) {
 	const owner = "#{" + ownerOption + "}"
 	show := func(text string) []string { return []string{"display-message", "-p", text} }
 	out, err := c.run(ctx, nil,
@@ -32,12 +32,12 @@ func (c Client) Look(ctx context.Context) (Server, error) {
 		[]string{"list-sessions", "-F", "session " + owner + " #{session_attached} #{session_name}"},
 	)
 	if noServer(err) {
-		return Server{}, nil
+		return ServerState{}, nil
 	}
 	if err != nil {
-		return Server{}, fmt.Errorf("ask the tmux server: %w", err)
+		return ServerState{}, fmt.Errorf("read state of the tmux server: %w", err)
 	}
-	s := Server{clients: map[string]string{}}
+	s := ServerState{clients: map[string]string{}}
 	lines := strings.Split(out, "\n")
 	for i, line := range lines {
 		what, value, _ := strings.Cut(line, " ")
@@ -68,10 +68,9 @@ func (c Client) Look(ctx context.Context) (Server, error) {
 	return s, nil
 }
 
-// Current returns the key of the session that a client shows, or "" when that is not
-// one of ours. The client "" is the one that this process runs in; outside tmux it has
-// none.
-func (s Server) Current(client string) string {
+// Current returns the key of the session that a client shows, or "" if that session is not
+// ours. If client is "", Current uses the client that this process runs in, if any.
+func (s ServerState) Current(client string) string {
 	switch {
 	case client != "":
 		return s.clients[client]
@@ -81,9 +80,8 @@ func (s Server) Current(client string) string {
 	return ""
 }
 
-// owner returns the key of a session, or "" when no session has that name or it is
-// not ours.
-func (s Server) owner(name string) string {
+// owner returns the key of one of our sessions, or "" if none of them has that name.
+func (s ServerState) owner(name string) string {
 	for _, of := range s.Sessions {
 		if of.Name == name {
 			return of.Key

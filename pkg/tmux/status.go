@@ -10,9 +10,9 @@ import (
 // line shows it as #{@agent_status}.
 const StatusOption = "@agent_status"
 
-// SetStatus changes what status lines show, immediately, and reports whether the text
-// changed. text may hold styles (#[fg=red]) and no other format; see Plain. Without a
-// server there is nothing to change.
+// SetStatus changes what status lines show, immediately, and reports whether the text changed.
+// The text may contain styles such as #[fg=red], but no other formats: Plain removes those. If
+// no server runs, SetStatus does nothing.
 func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err error) {
 	now, err := c.run(ctx, nil, []string{"show-options", "-gqv", StatusOption})
 	if err == nil {
@@ -30,10 +30,10 @@ func (c Client) SetStatus(ctx context.Context, text string) (changed bool, err e
 	return changed, nil
 }
 
-// Plain removes what tmux's formats would interpret.
+// Plain returns a text without the characters that start formats of tmux.
 func Plain(text string) string { return strings.ReplaceAll(text, "#", "") }
 
-// ShowMessage shows a line to one client for some seconds; with "" tmux chooses the client.
+// ShowMessage shows a line in one client for some seconds. If client is "", tmux chooses one.
 func (c Client) ShowMessage(ctx context.Context, client, text string) error {
 	if _, err := c.run(ctx, nil, displayCommand(client, text)); err != nil {
 		return fmt.Errorf("show a message in tmux: %w", err)

@@ -15,13 +15,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -82,7 +82,7 @@ func checkVersion(version string) error {
 
 const installHint = "install tmux: sudo apt install tmux (Debian, Ubuntu), brew install tmux (macOS)"
 
-var versionRE = regexp.MustCompile(`(\d+)\.(\d+)`)
+var versionRE = lazyregexp.New(`(\d+)\.(\d+)`)
 
 // recent checks the output of tmux -V. Development builds have no number and are
 // assumed to be new.
@@ -96,10 +96,10 @@ func recent(version string) bool {
 	return major > minMajor || major == minMajor && minor >= minMinor
 }
 
-// New creates a detached session. If one of that name and key exists, New only renews
-// its settings. A session of that name with another key, or without one, is a
-// Conflict and is not touched.
-func (c Client) New(ctx context.Context, s Session) (Server, error) {
+// New creates a detached session. If a session of that name and key exists, New only renews
+// its settings. If a session of that name has another key, or none, New does not change it and
+// returns a Conflict.
+func (c Client) New(ctx context.Context, s Session) (ServerState, error) {
 	server, err := c.ensure(ctx, s)
 	if err != nil {
 		return server, err
@@ -110,11 +110,13 @@ func (c Client) New(ctx context.Context, s Session) (Server, error) {
 	return server, nil
 }
 
-// Enter does what New does, and brings the user to the session. Inside tmux it switches
-// the client and returns no command line; the client "" is the one that this process runs
-// in. Outside tmux it returns the command line that should replace this process
-// (syscall.Exec), its path first. If text is not "", it is shown there for some seconds.
-func (c Client) Enter(ctx context.Context, client string, s Session, text string) (Server, []string, error) {
+// Enter does what New does, and then shows the user the session.
+//
+// Inside tmux, Enter switches the client and returns no command line. If client is "", it
+// switches the client that this process runs in. Outside tmux, Enter returns the command line
+// that should replace this process (syscall.Exec), starting with the program's path. The client
+// shows text for some seconds, unless it is "".
+func (c Client) Enter(ctx context.Context, client string, s Session, text string) (ServerState, []string, error) {
 	server, err := c.ensure(ctx, s)
 	if err != nil {
 		return server, nil, err
@@ -123,23 +125,23 @@ func (c Client) Enter(ctx context.Context, client string, s Session, text string
 	return server, argv, err
 }
 
-// ensure creates a session unless it exists.
-func (c Client) ensure(ctx context.Context, s Session) (Server, error) {
+// ensure creates the session s unless it exists, and returns the server's state after that.
+func (c Client) ensure(ctx context.Context, s Session) (ServerState, error) {
 	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
-		return Server{}, fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
+		return ServerState{}, fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
 	}
-	server, err := c.Look(ctx)
+	server, err := c.ReadState(ctx)
 	if err != nil {
 		return server, err
 	}
-	if server.version == "" { // it does not run yet
+	if server.version == "" { // no server runs yet
 		err = c.Check(ctx)
 	} else {
 		err = checkVersion("tmux " + server.version)
 	}
 	if err == nil && server.owner(s.Name) == "" {
 		if err = c.create(ctx, s); err == nil {
-			server, err = c.Look(ctx)
+			server, err = c.ReadState(ctx)
 		}
 	}
 	if err != nil {
@@ -152,7 +154,7 @@ func (c Client) ensure(ctx context.Context, s Session) (Server, error) {
 	return server, nil
 }
 
-// create creates a session unless there is one of that name.
+// create creates the session s. It does nothing if a session of that name exists.
 func (c Client) create(ctx context.Context, s Session) error {
 	args := []string{"new-session", "-d", "-s", s.Name}
 	if s.Dir != "" {
@@ -167,7 +169,7 @@ func (c Client) create(ctx context.Context, s Session) error {
 	} else {
 		args = append(args, s.Command...)
 	}
-	// One call, so the session is never visible without its key.
+	// In the same call, so that no process sees the session without its key.
 	_, err := c.run(ctx, nil, args, []string{"set-option", "-t", target(s.Name), ownerOption, s.Key})
 	var serverErr *serverError
 	if err != nil && (!errors.As(err, &serverErr) || !strings.Contains(serverErr.text, "duplicate session")) {
@@ -176,18 +178,18 @@ func (c Client) create(ctx context.Context, s Session) error {
 	return nil
 }
 
-// noteTime is how long a note stays on the screen unless a key is pressed.
+// noteTime is how long a client shows a text, unless a key is pressed.
 const noteTime = 8 * time.Second
 
-var wordRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
+var wordRE = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_-]*$`)
 
-// displayCommand returns the command that shows a text to a client. It escapes the text,
-// because tmux expands formats in what it displays, and #() runs a command.
+// displayCommand returns the command that shows a text in a client. It escapes the text,
+// because tmux would expand the formats in it, and the format #() runs a command.
 func displayCommand(client, text string) []string {
 	return append(to(client, "display-message", "-d", strconv.Itoa(int(noteTime.Milliseconds()))), strings.ReplaceAll(text, "#", "##"))
 }
 
-// to addresses a command to a client; with "" tmux chooses the client.
+// to returns a command with the client that it is for. If client is "", tmux chooses one.
 func to(client string, command ...string) []string {
 	if client != "" {
 		command = append(command, "-c", client)
@@ -195,18 +197,19 @@ func to(client string, command ...string) []string {
 	return command
 }
 
-// switchOrAttach runs commands, and then switches the client or returns what attaches one.
+// switchOrAttach runs the commands cmds. Then it switches the client to a session or, outside
+// tmux, returns the command line that attaches a client.
 func (c Client) switchOrAttach(ctx context.Context, client, name, text string, cmds ...[]string) ([]string, error) {
 	var show []string
 	if text != "" {
 		show = displayCommand(client, text)
 	}
 	inside := client != "" || os.Getenv("TMUX") != ""
-	// When the session ends, a client that was switched here goes back to another
-	// session, and one that was attached from a shell goes back to the shell.
-	// detach-on-destroy is set for the whole session, so an attach from a shell
-	// changes it only if no other client is attached. This way no client that was
-	// switched here loses its tmux.
+	// When the session ends, a client that was switched to it must show another session,
+	// and a client that was attached from a shell must return to the shell. tmux has only
+	// one option for all clients of a session, detach-on-destroy. An attach from a shell
+	// turns it on only if no other client is attached, so that no switched client is
+	// detached.
 	if inside {
 		cmds = append(
 			cmds,
@@ -239,16 +242,16 @@ func (c Client) switchOrAttach(ctx context.Context, client, name, text string, c
 	return argv, nil
 }
 
-// Kill ends one of our sessions. A missing session is a success, and one that is not
-// ours is left alone.
+// Kill ends one of our sessions. If the session does not exist, or is not ours, Kill does
+// nothing and succeeds.
 func (c Client) Kill(ctx context.Context, name string) error {
-	server, err := c.Look(ctx)
+	server, err := c.ReadState(ctx)
 	if err != nil || server.owner(name) == "" {
 		return err
 	}
 	if _, err := c.run(ctx, nil, []string{"kill-session", "-t", target(name)}); err != nil {
-		// Its command may have ended in between.
-		if again, lookErr := c.Look(ctx); lookErr == nil && again.owner(name) == "" {
+		// The session may have ended in between.
+		if again, readErr := c.ReadState(ctx); readErr == nil && again.owner(name) == "" {
 			return nil
 		}
 		return fmt.Errorf("end tmux session %s: %w", name, err)
@@ -285,7 +288,7 @@ func SlugName(repo, id string) string {
 	return slug[:min(len(slug), maxSlug)] + "-" + hex.EncodeToString(sum[:3])
 }
 
-// target names exactly one session.
+// target returns what selects the session of exactly that name.
 func target(name string) string { return "=" + name + ":" }
 
 // serverError is an error message from tmux.
@@ -293,7 +296,8 @@ type serverError struct{ text string }
 
 func (e *serverError) Error() string { return clip(e.text) }
 
-// run passes commands to tmux in one call, so that tmux executes them together.
+// run passes several commands to tmux in one call. tmux executes them without another
+// client's command in between.
 func (c Client) run(ctx context.Context, stdin io.Reader, cmds ...[]string) (string, error) {
 	args := c.server()
 	for i, cmd := range cmds {

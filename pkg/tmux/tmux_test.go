@@ -84,7 +84,7 @@ func TestSessionLife(t *testing.T) {
 		}
 	}
 	eventually(t, "arguments and environment", mark+" a;b;", func() string { b, _ := os.ReadFile(mark); return string(b) })
-	server, err := s.Client.Look(t.Context())
+	server, err := s.Client.ReadState(t.Context())
 	if list := server.Sessions; err != nil || len(list) != 1 || list[0] != (tmux.Info{Name: sess.Name, Key: sess.Key}) {
 		t.Fatalf("sessions = %v, %v; want our session only", list, err)
 	}
@@ -131,7 +131,7 @@ func TestTwoAtOnceMakeOne(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	if server, _ := s.Client.Look(t.Context()); len(server.Sessions) != 1 {
+	if server, _ := s.Client.ReadState(t.Context()); len(server.Sessions) != 1 {
 		t.Errorf("sessions = %v, want 1", server.Sessions)
 	}
 }
@@ -178,7 +178,7 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("New without tmux = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Host)
 	}
 	none := tmux.Client{Socket: filepath.Join(dir, "none")}
-	if server, err := none.Look(t.Context()); err != nil || len(server.Sessions) != 0 {
+	if server, err := none.ReadState(t.Context()); err != nil || len(server.Sessions) != 0 {
 		t.Errorf("Look without a server = %v, %v, want no sessions, nil", server, err)
 	}
 	if err := none.Kill(t.Context(), "a"); err != nil {
@@ -374,7 +374,7 @@ func TestCurrentClient(t *testing.T) {
 	}
 	current := func(client, want string) {
 		t.Helper()
-		if server, err := s.Client.Look(t.Context()); err != nil || server.Current(client) != want {
+		if server, err := s.Client.ReadState(t.Context()); err != nil || server.Current(client) != want {
 			t.Errorf("Current(%q) = %q, %v, want %q", client, server.Current(client), err, want)
 		}
 	}

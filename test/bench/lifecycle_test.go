@@ -32,7 +32,7 @@ const (
 	limaCreate    = "limactl start, new"
 	limaRestart   = "limactl start, stopped"
 	threeAtOnce   = "three at once"
-	threeTimesOne = "three times one"
+	threeTimesOne = "3 × a single one"
 )
 
 // These are the costs of a running VM.

@@ -16,7 +16,7 @@ import (
 const (
 	theHelp  = "--help"
 	limaList = "limactl list, one instance"
-	rowTook  = "it takes, ms"
+	rowTook  = "duration, ms"
 
 	listsPerTurn = 5
 	atOnce       = 3 // running sessions; the rest are stopped

@@ -25,7 +25,7 @@ import (
 // These are the sessions of a repository with a setup.
 const (
 	firstSetup = "first session, npm ci"
-	laterSetup = "later session, result kept"
+	laterSetup = "later session, setup saved"
 	noSetup    = "session without a setup"
 )
 

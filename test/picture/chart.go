@@ -20,8 +20,8 @@ const (
 
 const (
 	chartTitle = "This program compared with its alternatives"
-	chartDesc  = "Each bar is a ratio on a logarithmic axis: our figure divided by the alternative's, which is named on the right. Left of 1× is better for us."
-	chartRates = "* More is better for a rate, so its ratio is turned: the alternative's divided by ours. Figures without an alternative are only in the tables."
+	chartDesc  = "Each bar is a ratio: our figure divided by that of the alternative named on the right. The axis is logarithmic. A ratio below 1× is better for us."
+	chartRates = "* For a rate, more is better. So its ratio is the alternative's figure divided by ours. Figures without an alternative are only in the tables."
 )
 
 // chartStyle has neutral colours for light pages, and others for dark ones. The background
@@ -77,7 +77,25 @@ func (r *benchmark) turn() (err error) {
 // rate reports whether more is better.
 func (r benchmark) rate() bool { return strings.Contains(r.Unit, "/") }
 
-var chartWords = strings.NewReplacer("_vs_limactl_ready", ", limactl to READY", "_mtu", " MTU ", "dns", "DNS", "ssh", "SSH", "json", "JSON", "pss", "PSS", "vm_", "VM ", "_h1_", " HTTP/1.1 ", "_h2_", " HTTP/2 ", "_vs_", "\n", "_", " ")
+// chartWords turns the name of a row into words. The first entry that fits a part of the name
+// replaces it.
+var chartWords = strings.NewReplacer(
+	"generic_create", "generic image", "restart_golden", "restart of a golden clone", "three_at_once", "three sessions at once",
+	"_vs_limactl_ready", ", limactl to READY", "_ssh_ready", ", SSH ready", "_prompt", ", prompt",
+	"exec_first", "first exec", "exec_repeated", "repeated exec",
+	"host_memory_per_session_private", "memory of a session, private", "host_memory_per_session", "memory of a session, PSS",
+	"restore_command", "restore", "suspend_command", "stop --suspend", "resume_command", "start of a suspended session", "fork_five", "fork -n 5",
+	"setup_kept", "later session, setup saved", "list_1_sessions", "list --json, one session", "list_", "list --json, ", "help", "--help",
+	"picker_first_paint", "picker, first paint", "switch_session", "open a ready session in tmux",
+	"task_submit_20_", "20 clients submit, ", "task_submit_", "one client submits, ", "event_ingest_", "event to reader, ",
+	"memory_idle", "idle memory", "memory_peak", "peak memory", "pss_idle", "idle PSS", "pss_peak", "peak PSS",
+	"download_twice_slirp", "download, aim twice slirp's",
+	"dns_listed_rate", "listed names, answers", "dns_listed_", "listed names, ", "dns_other_rate", "other names, answers", "dns_other_", "other names, ",
+	"intercept_memory", "peak memory", "intercept_h1_", "HTTP/1.1 ", "intercept_h2_", "HTTP/2 ",
+	"review_running_files", "session runs, list of files", "review_stopped_files", "session stopped, list of files", "review_json_files", "session stopped, --json",
+	"review_running_change", "session runs, first change", "review_stopped_change", "session stopped, first change",
+	"search_rare", "a text in one line", "search_ignore_case", "the same, in any case",
+	"stack_", "", "_mtu", ", MTU ", "dns", "DNS", "ssh", "SSH", "vm_", "VM ", "_vs_", "\n", "_", " ")
 
 // label shortens the row's name: the chart shows the alternative in another column.
 func (r benchmark) label() string {
@@ -128,7 +146,7 @@ func Chart(benchmarks []byte) (string, error) {
 	fmt.Fprintf(&out, `<rect width="%d" height="%d" rx="8" fill="var(--paper)"/>`+"\n", chartWidth, y+24)
 	fmt.Fprintf(&out, `<text class="head" x="12" y="24" font-size="15">%s</text><text x="12" y="44">%s</text><text x="12" y="60">%s</text>`+"\n", chartTitle, chartDesc, chartRates)
 	out.WriteString(`<rect class="better" x="12" y="72" width="24" height="8"/><text x="42" y="80">better</text><rect class="worse" x="92" y="72" width="24" height="8"/><text x="122" y="80">worse than the alternative</text>` +
-		`<path class="aim" d="M282 70V82"/><text x="290" y="80">aim; an absolute one is divided by the alternative's figure</text><text class="missed" x="632" y="80">bold: aim missed</text>` + "\n")
+		`<path class="aim" d="M282 70V82"/><text x="290" y="80">aim, as a ratio to the alternative's figure</text><text class="missed" x="632" y="80">bold: the aim was missed</text>` + "\n")
 	fmt.Fprintf(&out, `<text class="faint end" x="%.1f" y="102">← better</text><text class="faint" x="%.1f" y="102">worse →</text>`+"\n", axis.at(1)-8, axis.at(1)+8)
 	axis.drawNumbers(&out, chartTop+4)
 	out.WriteString(axis.grid() + b.String() + "</svg>\n")

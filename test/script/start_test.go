@@ -16,7 +16,7 @@ import (
 func TestLittleHappensBeforeMain(t *testing.T) {
 	const (
 		most    = 1 << 20 // for one package
-		mostSum = 4 << 20
+		mostSum = 3 << 20
 	)
 	cmd := exec.CommandContext(t.Context(), binary, "--help")
 	cmd.Env = append(os.Environ(), "GODEBUG=inittrace=1", "HOME="+t.TempDir())

@@ -319,7 +319,7 @@ func localSession(a *app.App, h ops.Host, s session.View) (tmux.Session, error) 
 }
 
 // shownIn records the tmux server that shows the session. Only a host's own keepers push its status.
-func shownIn(ctx context.Context, a *app.App, h ops.Host, s session.View, server tmux.Server) error {
+func shownIn(ctx context.Context, a *app.App, h ops.Host, s session.View, server tmux.ServerState) error {
 	if _, here := h.(ops.Engine); !here {
 		return nil
 	}

@@ -386,7 +386,7 @@ func goTo(ctx context.Context, a *app.App, client string, pick func(all []sessio
 			all, on[s.ID] = append(all, s.View), s.At
 		}
 	}
-	server, err := tmux.Client{}.Look(ctx)
+	server, err := tmux.Client{}.ReadState(ctx)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package setupcmd
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/client"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 )
 
@@ -91,7 +91,7 @@ vault:PATH:KEY, keychain:SERVICE/ACCOUNT or age:/PATH.`,
 	return cmd
 }
 
-var contextName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+var contextName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 func addContext(c *config.Contexts, name, url, token string) error {
 	if !contextName.MatchString(name) || name == app.ThisHost {

@@ -12,12 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,6 +27,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/diagnose"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/login"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
@@ -245,15 +244,13 @@ func (c *collector) setSession(ctx context.Context, id string) error {
 }
 
 // secretName matches names of environment variables that have secrets.
-var secretName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)token|secret|passw|credential|private|api_?key|auth|cookie|webhook|_(key|pass|pat|pwd|dsn)$`)
-})
+var secretName = lazyregexp.New(`(?i)token|secret|passw|credential|private|api_?key|auth|cookie|webhook|_(key|pass|pat|pwd|dsn)$`)
 
 // environment returns the values of variables that have secrets, by their names, and the passwords in URLs.
 func environment() (all []secret.Value) {
 	for _, kv := range os.Environ() {
 		name, value, _ := strings.Cut(kv, "=")
-		if secretName().MatchString(name) {
+		if secretName.MatchString(name) {
 			all = append(all, secret.NewValue(value))
 		}
 		if u, err := url.Parse(value); err == nil && u.User != nil {

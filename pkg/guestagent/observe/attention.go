@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Agents report their state through hooks. Each report is one small file per agent
@@ -41,8 +41,8 @@ const (
 )
 
 var (
-	agentName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
-	windowID  = regexp.MustCompile(`^@[0-9]{1,9}$`)
+	agentName = lazyregexp.New(`^[a-z][a-z0-9-]{0,31}$`)
+	windowID  = lazyregexp.New(`^@[0-9]{1,9}$`)
 )
 
 // agentReport is the latest report of an agent's hooks.

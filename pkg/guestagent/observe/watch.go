@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/sys"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 )
 
 // Polling intervals. A guest may have a single emulated processor, which the agent
@@ -41,7 +41,7 @@ type Options struct {
 	Dir, Base string
 }
 
-var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+var commitID = lazyregexp.New(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
 // Watch prints an observation at each change, and receives the answers to questions from in.
 // It ends when ctx or in does, because then the reader is gone.

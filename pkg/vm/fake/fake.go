@@ -36,7 +36,7 @@
 // where match is part of the command, with drop_after (bytes, after which the
 // connection breaks), die (the VM is gone) and freeze (it stops responding).
 // kill_self_at sends SIGKILL to the process that calls the driver, before or after
-// the operation's work. SIGUSR1 to the VM's process breaks all connections to the VM.
+// the operation's work. emulate makes the driver report that it emulates VMs. SIGUSR1 to the VM's process breaks all connections to the VM.
 //
 // It isolates nothing and must never be part of the shipped program.
 package fake
@@ -324,6 +324,13 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
 	if err := d.faults.around(ctx, "accel", "", func() error { return nil }); err != nil {
 		return vm.Accel{}, err
+	}
+	s, _, err := d.faults.read()
+	if err != nil {
+		return vm.Accel{}, err
+	}
+	if s.Emulate {
+		return vm.Accel{Name: "tcg", Reason: "faults.json asks for emulation"}, nil
 	}
 	return vm.Accel{Name: "none", Reason: "the fake driver does not run guest code"}, nil
 }

@@ -55,6 +55,7 @@ type script struct {
 	Restore    fault  `json:"restore"`
 	Fork       fault  `json:"fork"`
 	KillSelfAt string `json:"kill_self_at"`
+	Emulate    bool   `json:"emulate"`
 }
 
 func (s script) op(name string) fault {

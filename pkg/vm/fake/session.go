@@ -76,8 +76,8 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 			started = true
 			// Before the command runs, as in sshd: the reply must precede the output.
 			_ = r.Reply(true, nil)
-			if m.Command == ssh.SpareCommand {
-				s.tasks.Go(s.spare)
+			if m.Command == ssh.StandbyCommand {
+				s.tasks.Go(s.standby)
 			} else {
 				s.exec(m.Command)
 			}
@@ -99,9 +99,9 @@ func (s *session) serve(reqs <-chan *xssh.Request) {
 	}
 }
 
-// spare waits for a command line, as the login shell that a relay starts does, so that faults are
+// standby waits for a command line, as the login shell that a relay starts does, so that faults are
 // found by the command.
-func (s *session) spare() {
+func (s *session) standby() {
 	var line []byte
 	for b := make([]byte, 1); ; line = append(line, b[0]) {
 		if _, err := io.ReadFull(s.ch, b); err != nil {

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/atomicfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -54,7 +54,7 @@ const (
 	maxLayers = 8
 )
 
-var checkpointID = regexp.MustCompile(`^[0-9a-z][0-9a-z-]{0,31}$`)
+var checkpointID = lazyregexp.New(`^[0-9a-z][0-9a-z-]{0,31}$`)
 
 var _ vm.Checkpointer = (*Driver)(nil)
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lazyregexp"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -33,7 +33,7 @@ const (
 	emulatedArgs = "norandmaps"
 )
 
-var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+var userName = lazyregexp.New(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // checkSpec refuses specs that Lima would accept and fail on later.
 func checkSpec(s vm.Spec) error {
@@ -299,7 +299,7 @@ func run(name, interpreter, script string) string {
 		base64.StdEncoding.EncodeToString([]byte(script)), f, interpreter, f)
 }
 
-var shebang = regexp.MustCompile(`^#![ \t]*([\w./ -]+)\n`)
+var shebang = lazyregexp.New(`^#![ \t]*([\w./ -]+)\n`)
 
 // interpreter returns the interpreter in the script's first line, or /bin/sh.
 func interpreter(script string) string {

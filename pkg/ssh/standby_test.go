@@ -17,8 +17,8 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
-// TestSpareShell runs the command of spares in the shells that agents may have.
-func TestSpareShell(t *testing.T) {
+// TestStandbyShell runs the command of standby shells in the shells that agents may have.
+func TestStandbyShell(t *testing.T) {
 	for _, shell := range []string{"dash", "bash", "zsh"} {
 		t.Run(shell, func(t *testing.T) {
 			path, err := exec.LookPath(shell)
@@ -27,7 +27,7 @@ func TestSpareShell(t *testing.T) {
 			}
 			home := t.TempDir()
 			start := func() (*exec.Cmd, io.WriteCloser, *bytes.Buffer) {
-				cmd := exec.CommandContext(t.Context(), path, "-c", ssh.SpareCommand)
+				cmd := exec.CommandContext(t.Context(), path, "-c", ssh.StandbyCommand)
 				cmd.Env = []string{"HOME=" + home, "LOGNAME=agent", "SHELL=" + path, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + home, "SET=before"}
 				var out bytes.Buffer
 				cmd.Stdout, cmd.Stderr = &out, &out
@@ -85,16 +85,16 @@ func TestSpareShell(t *testing.T) {
 	}
 }
 
-// TestRelayUsesSpare counts what a guest is asked to start.
-func TestRelayUsesSpare(t *testing.T) {
-	var spares, ended atomic.Int64
+// TestRelayUsesStandby counts what a guest is asked to start.
+func TestRelayUsesStandby(t *testing.T) {
+	var shells, ended atomic.Int64
 	s := serve(t, func(c channel) {
 		_, _ = fmt.Fprintf(c, "%s %s", c.cmd, c.term)
 		_, _ = io.Copy(c, c)
 		c.exit(3)
 	}, nil)
-	s.spare = func(c *channel) bool {
-		spares.Add(1)
+	s.standby = func(c *channel) bool {
+		shells.Add(1)
 		ok := c.readCommand()
 		if !ok {
 			ended.Add(1)
@@ -113,29 +113,29 @@ func TestRelayUsesSpare(t *testing.T) {
 	}
 	waits := func(n int64) {
 		t.Helper()
-		testenv.WaitFor(t, fmt.Sprintf("spare %d", n), func() bool { return spares.Load() == n })
+		testenv.WaitFor(t, fmt.Sprintf("standby shell %d", n), func() bool { return shells.Load() == n })
 		time.Sleep(20 * time.Millisecond) // until the relay has the answer
 	}
-	if got := run("one", "in"); got != "one in" || spares.Load() > 1 {
-		t.Errorf("output = %q with %d spares, want \"one in\" and at most 1 spare", got, spares.Load())
+	if got := run("one", "in"); got != "one in" || shells.Load() > 1 {
+		t.Errorf("output = %q with %d standby shells, want \"one in\" and at most 1", got, shells.Load())
 	}
 	waits(1)
 	was := s.sessions.Load()
 	if got := run("two", "in"); got != "two in" {
-		t.Errorf("output of a spare = %q, want \"two in\"", got)
+		t.Errorf("output of a standby shell = %q, want \"two in\"", got)
 	}
 	waits(2)
 	if n := s.sessions.Load(); n != was+1 {
-		t.Errorf("sessions for a command = %d, want 1: the next spare", n-was)
+		t.Errorf("sessions for a command = %d, want 1: the next standby shell", n-was)
 	}
-	// What a spare cannot do takes a session of its own, and the spare stays.
+	// What a standby shell cannot run takes a session of its own, and the shell stays.
 	if got := run("thr\nee", "in"); got != "thr\nee in" {
 		t.Errorf("output of two lines = %q, want \"thr\\nee in\"", got)
 	}
 	c := r.dial(t)
 	_ = c.Close() // a client that requests nothing
-	if spares.Load() != 2 || ended.Load() != 0 {
-		t.Errorf("spares = %d, of which %d ended, want 2 and 0", spares.Load(), ended.Load())
+	if shells.Load() != 2 || ended.Load() != 0 {
+		t.Errorf("standby shells = %d, of which %d ended, want 2 and 0", shells.Load(), ended.Load())
 	}
 	time.Sleep(20 * time.Millisecond)
 	if got := run("four", ""); got != "four " {
@@ -144,19 +144,19 @@ func TestRelayUsesSpare(t *testing.T) {
 	waits(3)
 	_, open := r.guest.Relayed()
 	if open != 0 {
-		t.Errorf("open channels = %d, want 0: a spare is not in use", open)
+		t.Errorf("open channels = %d, want 0: a standby shell is not in use", open)
 	}
 }
 
-// TestRelayWithoutSpare has guests that do not start a spare, or whose spare ends.
-func TestRelayWithoutSpare(t *testing.T) {
-	for name, spare := range map[string]func(*channel) bool{
+// TestRelayWithoutStandby has guests that do not start a standby shell, or whose standby shell ends.
+func TestRelayWithoutStandby(t *testing.T) {
+	for name, standby := range map[string]func(*channel) bool{
 		"ends":   func(c *channel) bool { c.exit(1); return false },
 		"is cut": func(c *channel) bool { _ = c.Close(); return false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, func(c channel) { _, _ = io.WriteString(c, c.cmd); c.exit(0) }, nil)
-			s.spare = spare
+			s.standby = standby
 			r := s.relay(t)
 			for i := range 4 {
 				var out bytes.Buffer
