@@ -143,7 +143,7 @@ charts: ## docs/benchmarks.svg from docs/benchmarks.json, without measuring
 	go test -count=1 -run '^TestChartIsCurrent$$' ./test/picture -update
 
 # The unit tests run once, with the race detector; a second run would test the same.
-TEST_PARTS := guest web fmt lint vet-darwin size race script conformance browser vm-short e2e-short escape-short
+TEST_PARTS := guest web fmt lint vet-darwin size release-check race script conformance browser vm-short e2e-short escape-short
 
 test: setup
 	@times=; for part in $(TEST_PARTS); do \
