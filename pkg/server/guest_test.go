@@ -42,7 +42,7 @@ func (r *rig) agent(id string) guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Guest(conn).Install(t.Context(), session.Arch(), "", p); err != nil {
+	if _, err := s.Guest(conn).Install(t.Context(), vm.HostArch(), "", p); err != nil {
 		t.Fatal(err)
 	}
 	sh, err := exec.LookPath("sh")

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -382,7 +381,7 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 		defer release()
 		r := s.Spec.Resources
 		size := SizeOf(r)
-		start, err := b.w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
+		start, err := b.w.Golden.Best(ctx, prepared, s.Spec.Image, s.Arch(), size)
 		if err != nil {
 			return err
 		}
@@ -402,7 +401,7 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 		if start.From != golden.FromGeneric { // both are already in the image
 			var err1, err2 error
 			provisioned, err1 = guestclient.ScriptsKey(b.w.Golden.Scripts)
-			program, err2 = guestclient.ProgramKey(Arch())
+			program, err2 = guestclient.ProgramKey(s.Arch())
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
@@ -484,14 +483,6 @@ func (c Connections) target(s Session, relay string) (ssh.Target, error) {
 		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return ssh.Target{Addr: s.Status.Endpoint.Addr, User: s.Status.Endpoint.User, Key: key, HostKey: s.Status.Endpoint.HostKey, Relay: relay}, nil
-}
-
-// Arch returns the guests' architecture, which is the host's.
-func Arch() string {
-	if runtime.GOARCH == "arm64" {
-		return "aarch64"
-	}
-	return "x86_64"
 }
 
 // writeFile replaces a private file atomically.

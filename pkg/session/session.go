@@ -82,6 +82,7 @@ func AtRest(p, desired Phase) bool {
 type Spec struct {
 	Repo        repo.Ref         `json:"repo"`
 	Image       string           `json:"image"`
+	Arch        string           `json:"arch,omitempty"` // of the VM; "" means the host's
 	Profile     string           `json:"profile,omitempty"`
 	Resources   config.Resources `json:"resources"`              // as clamped to the host
 	NetworkMode policy.Mode      `json:"network_mode,omitempty"` // by flag; "" means as configured
@@ -110,6 +111,9 @@ type Spec struct {
 	// The workspace that has the checkout; "" if it is in the home directory.
 	Workspace string `json:"workspace,omitempty"`
 }
+
+// Arch returns the architecture of the session's VM.
+func (s Session) Arch() string { return cmp.Or(s.Spec.Arch, vm.HostArch()) }
 
 // Bounds are the rights of a session at the time when it submitted a subtask.
 type Bounds struct {

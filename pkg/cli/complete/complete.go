@@ -22,6 +22,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 )
@@ -368,7 +369,7 @@ func sourceImages(a *app.App) Lister {
 		if err != nil {
 			return offer
 		}
-		built, err := images.Find(image.Debian, session.Arch())
+		built, err := images.Find(image.Debian, vm.HostArch())
 		if err != nil {
 			return append(offer, image.Debian+"\tnot built yet")
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
 )
@@ -214,7 +215,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 		}
 		images, err := app.Images(a)
 		if err == nil {
-			img, err := images.Lookup(cfg.Image, session.Arch())
+			img, err := images.Lookup(cfg.Image, vm.HostArch())
 			add("image", cfg.Image+" at "+img.Location, err)
 		}
 		set, err := cfg.For("", "")
