@@ -309,3 +309,16 @@ func TestScriptsParse(t *testing.T) {
 		}
 	}
 }
+
+func TestForeignProgramsMustRun(t *testing.T) {
+	o := options("x")
+	o.Arch = "aarch64"
+	o.GuestProgram = []byte("\x7fELF of another machine")
+	if err := checkForeign(t.Context(), t.TempDir(), o); fail.CodeOf(err) != fail.Host || fail.HintOf(err) != foreignHint {
+		t.Errorf("checkForeign(a program that cannot run) = %v (hint %q), want code %v and hint %q", err, fail.HintOf(err), fail.Host, foreignHint)
+	}
+	o.GuestProgram = []byte("#!/bin/sh\n[ $1 = version ]\n")
+	if err := checkForeign(t.Context(), t.TempDir(), o); err != nil {
+		t.Errorf("checkForeign(a program that runs) = %v, want nil", err)
+	}
+}

@@ -214,7 +214,7 @@ func (b booter) mustBeWhole(ctx context.Context, s Session) error {
 
 // boot creates and starts the VM and logs in.
 func (b booter) boot(ctx context.Context, s *Session) (*ssh.Client, error) {
-	accel, err := b.w.Driver.Accel(ctx)
+	accel, err := b.w.Driver.Accel(ctx, s.Arch())
 	if err != nil {
 		return nil, err
 	}

@@ -299,6 +299,7 @@ type View struct {
 	Error           *lifecycle.ViewError `json:"error,omitempty"`
 	Task            string               `json:"task,omitempty"` // the task that owns the session
 	Image           string               `json:"image"`
+	Arch            string               `json:"arch"` // of its VM
 	Profile         string               `json:"profile,omitempty"`
 	Resources       config.Resources     `json:"resources"`
 	Branch          string               `json:"branch,omitempty"`
@@ -359,7 +360,7 @@ func (s Session) View() View {
 		Error: lifecycle.LastError(s.ErrorCode, s.ErrorMessage, s.ErrorHint),
 		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Label: s.Label, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
-		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
+		Image: s.Spec.Image, Arch: s.Arch(), Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux, Results: s.Status.Results,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,

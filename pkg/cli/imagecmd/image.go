@@ -233,6 +233,15 @@ func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
 	if err != nil {
 		return err
 	}
+	if prepare != config.PrepareNone { // not after the build, which takes long
+		driver, err := a.Driver(app.QuietLog())
+		if err != nil {
+			return err
+		}
+		if err := app.CanRun(ctx, driver, o.arch); err != nil {
+			return err
+		}
+	}
 	if o.from == image.Debian {
 		scripts, err := fs.Sub(sessionizer.Provision, "provision")
 		if err != nil {

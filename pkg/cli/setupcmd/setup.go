@@ -15,9 +15,9 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // settingsOptions select the repository and profile whose settings are shown.
@@ -192,7 +192,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 		driver, err := a.Driver(app.QuietLog())
 		add("vm driver", "Lima, in "+cfg.Paths.LimaHome, err)
 		if err == nil {
-			accel, err := driver.Accel(ctx)
+			accel, err := driver.Accel(ctx, vm.HostArch())
 			detail := accel.Name + " (checked in " + accel.Took.Round(100e3).String() + ")"
 			if accel.Took == 0 {
 				detail = accel.Name + " (known from an earlier check)"
@@ -205,7 +205,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 			} else {
 				add("acceleration", detail, err)
 			}
-			problems := driver.Check(ctx)
+			problems := driver.Check(ctx, vm.HostArch())
 			for _, p := range problems {
 				add("host", "", p)
 			}
