@@ -20,7 +20,7 @@ WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
 
-.PHONY: build size guest web check test unit race script conformance browser vm vm-short e2e e2e-short pictures escape escape-short fault fault-short chaos sim mutate bench charts demo lint fmt vet-darwin setup clean install completions man notices package-files release-tools release-check package-check reproducible
+.PHONY: build size guest web check test unit race script conformance browser vm vm-short e2e e2e-short arm64 pictures escape escape-short fault fault-short chaos sim mutate bench charts demo lint fmt vet-darwin setup clean install completions man notices package-files release-tools release-check package-check reproducible
 
 build: guest web ## bin/agent-sessionizer
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
@@ -65,7 +65,7 @@ fmt: $(GOFUMPT)
 
 lint: $(GOLANGCI)
 	$(GOLANGCI) run --build-tags fakevm ./...
-	go vet -tags bench,chaos,e2e,escape,fault,sim,vmtest,netns,browser,conformance ./test/...
+	go vet -tags bench,chaos,e2e,escape,fault,foreign,sim,vmtest,netns,browser,conformance ./test/...
 
 # Lima's host agent needs cgo on darwin; everything else must build without cgo.
 vet-darwin:
@@ -102,6 +102,10 @@ vm vm-short: guest ## the driver's suite and the built image, on real VMs; vm-sh
 e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short repeats less
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet ./pkg/cluster
 	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
+
+arm64: guest web ## a session on Linux arm64, emulated, from a Debian image for it that is built here; over an hour, and not part of make test
+	scripts/setup.sh foreign
+	go test -tags e2e,foreign -count=1 -timeout 240m -v -run '^TestForeignArchitecture$$' ./test/e2e
 
 pictures: guest web ## new pictures for the README and docs: from real sessions, and the picker's with made-up ones
 	PICTURES=$(CURDIR)/docs go test -tags e2e -count=1 -timeout 60m -run '^(TestPicker|TestAttention|TestReview)$$' ./test/e2e

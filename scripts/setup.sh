@@ -1,9 +1,50 @@
 #!/usr/bin/env bash
 # Installs missing tools for the build, the tests and the demo: with apt on Debian and
 # Ubuntu, with brew on macOS. On other systems it prints what to install.
+#
+#   setup.sh           what "make test" and "make demo" need
+#   setup.sh foreign   what "make arm64" needs in addition, on Debian and Ubuntu
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }
+
+# foreign installs QEMU for the guests and the programs of aarch64. The kernel must know how to
+# run its programs (binfmt_misc), because the packages of an image run while it is built.
+foreign() {
+  local missing=() sudo=() entry=/proc/sys/fs/binfmt_misc/qemu-aarch64
+  command -v apt-get >/dev/null || {
+    say "not Debian or Ubuntu; install: qemu-system-aarch64, its UEFI firmware, qemu-aarch64-static with binfmt_misc"
+    exit 5
+  }
+  command -v qemu-system-aarch64 >/dev/null || missing+=(qemu-system-arm)
+  [ -e /usr/share/AAVMF/AAVMF_CODE.fd ] || missing+=(qemu-efi-aarch64)
+  command -v qemu-aarch64-static >/dev/null || missing+=(qemu-user-static)
+  command -v update-binfmts >/dev/null || missing+=(binfmt-support)
+  if [ ${#missing[@]} -eq 0 ] && grep -qsx enabled "$entry"; then return; fi
+  [ "$(id -u)" = 0 ] || {
+    command -v sudo >/dev/null || { say "neither root nor sudo is available; run as root: scripts/setup.sh foreign"; exit 5; }
+    sudo=(sudo)
+  }
+  if [ ${#missing[@]} -gt 0 ]; then
+    say "installing ${missing[*]}"
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  fi
+  # Where systemd does not run, as in a container, nothing has mounted it.
+  [ -e "${entry%/*}/register" ] || "${sudo[@]}" mount -t binfmt_misc binfmt_misc "${entry%/*}"
+  grep -qsx enabled "$entry" || "${sudo[@]}" update-binfmts --enable qemu-aarch64
+  grep -qsx enabled "$entry" || { say "the kernel does not run programs for aarch64; see: update-binfmts --display qemu-aarch64"; exit 5; }
+}
+
+case ${1-} in
+'') ;;
+foreign)
+  [ "$(uname -s)" = Linux ] || { say "only Linux hosts run VMs of another architecture"; exit 5; }
+  [ "$(uname -m)" = aarch64 ] || foreign
+  exit
+  ;;
+*) say "the argument must be foreign or missing, got $1"; exit 2 ;;
+esac
 
 # command → package
 case "$(uname -s)" in

@@ -109,7 +109,7 @@ func newHiddenCmds(a *app.App) []*cobra.Command {
 			},
 		},
 		{
-			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK", Args: app.Usage(cobra.ExactArgs(4)),
+			Use: session.PrepareCommand + " IMAGE CPUS MEMORY DISK ARCH", Args: app.Usage(cobra.ExactArgs(5)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runPrepare(cmd.Context(), a, args) },
 		},
 		{
@@ -129,7 +129,7 @@ func newHiddenCmds(a *app.App) []*cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return runSweep(cmd.Context(), a) },
 		},
 		{
-			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK", Args: app.Usage(cobra.ExactArgs(4)),
+			Use: prepareImageCommand + " IMAGE CPUS MEMORY DISK ARCH", Args: app.Usage(cobra.ExactArgs(5)),
 			RunE: func(cmd *cobra.Command, args []string) error { return runPrepareImage(cmd.Context(), a, args) },
 		},
 		{
@@ -164,7 +164,7 @@ func runPrepare(ctx context.Context, a *app.App, args []string) error {
 	if err != nil {
 		return err
 	}
-	made, err := maker.Images.Find(image.Golden(args[0]), session.Arch())
+	made, err := maker.Images.Find(image.Golden(args[0]), args[4])
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func runPrepareImage(ctx context.Context, a *app.App, args []string) error {
 	if err != nil {
 		return err
 	}
-	_, err = imagecmd.PrepareImage(ctx, a, maker, cfg.Prepare, args[0], size)
+	_, err = imagecmd.PrepareImage(ctx, a, maker, cfg.Prepare, args[0], args[4], size)
 	return err
 }
 

@@ -441,7 +441,7 @@ func Images(ctx context.Context, c *collector) error {
 	if err != nil {
 		return err
 	}
-	pools := maker.Pools(ctx, c.Config.Prepare, session.Arch())
+	pools := maker.Pools(ctx, c.Config.Prepare, vm.HostArch())
 	standbys, err := maker.Pool.Prune(ctx, c.DryRun, func(s golden.Standby) bool {
 		return pools && slices.ContainsFunc(known, func(i image.Info) bool { return i.Ready && i.Path == s.Image })
 	})

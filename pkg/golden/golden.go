@@ -39,15 +39,17 @@ type Maker struct {
 	Pool     Pool
 }
 
-// cmdline boots a golden image whose kernel the host loads. The image's initial RAM
-// disk knows its only disk. cmdline names Debian's security modules, except those for
+// cmdline returns what boots a golden image whose kernel the host loads. The image's initial RAM
+// disk knows its only disk. It names Debian's security modules, except those for
 // which nothing in the guest has a policy, because they take a second under TCG.
 //
 // Other builders of small VMs leave out more (i8042, cryptomgr.notests,
 // rcupdate.rcu_expedited). That saves little, and makes QEMU 7.2's emulated processors
 // panic occasionally: in one boot out of a hundred, while the kernel patches itself.
-const cmdline = "root=/dev/vda rw console=ttyS0 no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0" +
-	" lsm=lockdown,capability,landlock,yama,apparmor"
+func cmdline(arch string) string {
+	return "root=/dev/vda rw console=" + vm.Console(arch) + " no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0" +
+		" lsm=lockdown,capability,landlock,yama,apparmor"
+}
 
 const (
 	bootTimeout  = 10 * time.Minute // emulated, from the generic image
@@ -80,7 +82,7 @@ func (m *Maker) Key(source image.Info) (string, error) {
 	h := sha256.New()
 	// Include the directory, because a rebuilt image has the same key but newer
 	// packages.
-	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline, string(m.Template), program, guestclient.BootScript()} {
+	for _, part := range []string{"1", source.Name, source.Arch, source.Key, filepath.Base(source.Path), scripts, cmdline(source.Arch), string(m.Template), program, guestclient.BootScript()} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
@@ -193,7 +195,7 @@ func bootFiles(dir string, img vm.Image, initrd []byte) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := cmdline
+	args := cmdline(img.Arch)
 	if len(initrd) == 0 {
 		args = img.Cmdline
 		if initrd, err = os.ReadFile(img.Initrd); err != nil {

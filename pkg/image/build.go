@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +15,7 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestagent/rules"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // DefaultSuite is the Debian release that images are built from. It is the first
@@ -25,7 +26,7 @@ const DefaultSuite = "trixie"
 type BuildOptions struct {
 	Name         string   // Debian if empty
 	Suite        string   // DefaultSuite if empty; "bookworm" works, but without compose v2 and lazygit
-	Arch         string   // "x86_64" or "aarch64"; the host's if empty, and no other can be built
+	Arch         string   // "x86_64" or "aarch64"; the host's if empty
 	Mirror       string   // package mirror for this build only; mmdebstrap's default if empty
 	Browser      bool     // libraries for Playwright's browsers, about 250 MB
 	Provision    fs.FS    // provision/
@@ -72,7 +73,7 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 		o.Suite = DefaultSuite
 	}
 	if o.Arch == "" {
-		o.Arch = hostArch()
+		o.Arch = vm.HostArch()
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -82,8 +83,8 @@ func (o BuildOptions) withDefaults() (BuildOptions, error) {
 		return o, fail.New(fail.Usage, "cannot build an image %q: only %q is built from packages", o.Name, Debian)
 	case strings.Trim(o.Suite, "abcdefghijklmnopqrstuvwxyz") != "":
 		return o, fail.New(fail.Usage, "--suite must be the name of a Debian release, got %q", o.Suite)
-	case o.Arch != hostArch():
-		return o, fail.New(fail.Usage, "cannot build a %s image on a %s host", o.Arch, hostArch())
+	case !slices.Contains(vm.Archs, o.Arch):
+		return o, fail.New(fail.Usage, "cannot build an image for %s: only for %s", o.Arch, strings.Join(vm.Archs, " and "))
 	case len(o.GuestProgram) == 0 || o.Provision == nil:
 		return o, errors.New("build image: guest program and provision scripts must be set")
 	}
@@ -102,7 +103,7 @@ func (o BuildOptions) key() (string, error) {
 	h := sha256.New()
 	for _, part := range []string{
 		"1", o.Suite, o.Arch, fmt.Sprint(o.Browser), tree, strings.Join(packages(o.Arch), ","),
-		cmdline, customizeScript, initramfsHook, rules.LockdownScript(),
+		cmdline(o.Arch), customizeScript, initramfsHook, rules.LockdownScript(),
 	} {
 		fmt.Fprintf(h, "%d:%s\n", len(part), part)
 	}
@@ -128,15 +129,4 @@ func DiskUsage(dir string) int64 {
 		return nil
 	})
 	return sum
-}
-
-func hostArch() string {
-	switch runtime.GOARCH {
-	case "amd64":
-		return "x86_64"
-	case "arm64":
-		return "aarch64"
-	default:
-		return runtime.GOARCH
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 //go:embed customize.sh
@@ -27,24 +28,33 @@ var initramfsHook string
 //go:embed disk.sh
 var diskScript string
 
-// cmdline is the kernel command line of the disks built here. The VM manager appends
+// cmdline returns the kernel command line of the disks built here. The VM manager appends
 // nothing to it.
-const cmdline = "root=LABEL=cloudimg-rootfs rw console=ttyS0 ds=nocloud no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
+func cmdline(arch string) string {
+	return "root=LABEL=cloudimg-rootfs rw console=" + vm.Console(arch) + " ds=nocloud no_timer_check panic=1 net.ifnames=0 quiet loglevel=3 systemd.show_status=0"
+}
+
+// debianArch returns Debian's name of an architecture.
+func debianArch(arch string) string {
+	if arch == vm.AArch64 {
+		return "arm64"
+	}
+	return "amd64"
+}
 
 // packages returns the packages that the image needs to boot and to run provision/.
 func packages(arch string) []string {
-	kernel := "linux-image-cloud-amd64"
-	if arch == "aarch64" {
-		kernel = "linux-image-cloud-arm64"
-	}
 	return []string{
-		"systemd", "systemd-sysv", "systemd-resolved", "dbus", "udev", kernel, "initramfs-tools", "zstd",
+		"systemd", "systemd-sysv", "systemd-resolved", "dbus", "udev", "linux-image-cloud-" + debianArch(arch), "initramfs-tools", "zstd",
 		"cloud-init", "openssh-server", "sudo", "iproute2", "iptables", "kmod", "netbase", "procps",
 		"ca-certificates", "e2fsprogs", "passwd", "login", "util-linux",
 	}
 }
 
-const installHint = "sudo apt-get install mmdebstrap qemu-utils e2fsprogs debian-archive-keyring"
+const (
+	installHint = "sudo apt-get install mmdebstrap qemu-utils e2fsprogs debian-archive-keyring"
+	foreignHint = "sudo apt-get install qemu-user-static binfmt-support"
+)
 
 // makeDebian builds an image with mmdebstrap in its own namespaces. As root it
 // separates only mounts and processes, so that an interrupted build leaves no mount of
@@ -54,7 +64,26 @@ func makeDebian(ctx context.Context, dir string, o BuildOptions) error {
 	if err := checkHost(); err != nil {
 		return err
 	}
+	if o.Arch != vm.HostArch() {
+		if err := checkForeign(ctx, dir, o); err != nil {
+			return err
+		}
+	}
 	return buildDebian(ctx, dir, o)
+}
+
+// checkForeign runs the guest program, to find out whether the kernel emulates the programs
+// of the image's architecture. The packages' own scripts run while they are installed.
+func checkForeign(ctx context.Context, dir string, o BuildOptions) error {
+	program := filepath.Join(dir, "agent-guest")
+	if err := os.WriteFile(program, o.GuestProgram, 0o700); err != nil {
+		return err
+	}
+	defer os.Remove(program)
+	if err := exec.CommandContext(ctx, program, "version").Run(); err != nil {
+		return fail.New(fail.Host, "this host cannot run programs for %s, which building an image for it requires: %w", o.Arch, err).WithHint("%s", foreignHint)
+	}
+	return nil
 }
 
 // buildDebian does the work of makeDebian on a host that has all the programs. Only the
@@ -222,7 +251,8 @@ func (b *debianBuild) environ() []string {
 func (b *debianBuild) rootfs(ctx context.Context) error {
 	hook := `install -m 755 "` + b.path("in/initramfs-hook.sh") + `" "$1/etc/initramfs-tools/hooks/agent"`
 	args := []string{
-		"--mode=unshare", "--variant=apt", "--format=directory", "--skip=check/qemu",
+		"--mode=unshare", "--variant=apt", "--format=directory", "--skip=check/qemu", // checkForeign knows better
+		"--architectures=" + debianArch(b.opts.Arch),
 		"--include=" + strings.Join(packages(b.opts.Arch), ","),
 		// No one reads manuals in a session's VM, and they are a tenth of it.
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/info/*",
@@ -277,7 +307,7 @@ func (b *debianBuild) kernel(ctx context.Context) error {
 			return fmt.Errorf("no %s in the image", name)
 		}
 	}
-	return os.WriteFile(filepath.Join(b.out, CmdlineFile), []byte(cmdline+"\n"), 0o644)
+	return os.WriteFile(filepath.Join(b.out, CmdlineFile), []byte(cmdline(b.opts.Arch)+"\n"), 0o644)
 }
 
 // convert writes the qcow2 file. It uses zstd because zlib, the default compression,

@@ -182,7 +182,11 @@ func (s *Store) FindKey(name, arch, key string) (Info, error) {
 func notFound(name, arch string) error {
 	e := fail.New(fail.NotFound, "no image %q for %s", name, arch)
 	if name == Debian {
-		return e.WithHint("agent-sessionizer image build --from debian")
+		hint := "agent-sessionizer image build --from debian"
+		if arch != vm.HostArch() {
+			hint += " --arch " + arch
+		}
+		return e.WithHint("%s", hint)
 	}
 	return e.WithHint("agent-sessionizer image list")
 }

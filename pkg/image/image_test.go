@@ -41,7 +41,7 @@ func options(script string) BuildOptions {
 
 func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	s := &Store{Dir: filepath.Join(t.TempDir(), "images"), make: fakeMaker}
-	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
+	if _, err := s.Lookup(Debian, vm.HostArch()); fail.CodeOf(err) != fail.NotFound || fail.HintOf(err) == "" {
 		t.Fatalf("Lookup before any build = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.NotFound)
 	}
 	first, err := s.Build(t.Context(), options("one"))
@@ -53,7 +53,7 @@ func TestBuildPublishesOnceAndLookupFindsIt(t *testing.T) {
 	if err != nil || again.Path != first.Path {
 		t.Fatalf("same inputs: %+v, %v; want %s", again, err, first.Path)
 	}
-	img, err := s.Lookup(Debian, hostArch())
+	img, err := s.Lookup(Debian, vm.HostArch())
 	if err != nil || img.Location != filepath.Join(first.Path, diskFile) || img.Cmdline != "cmdline trixie" {
 		t.Fatalf("Lookup = %+v, %v, want %s with cmdline trixie", img, err, filepath.Join(first.Path, diskFile))
 	}
@@ -128,7 +128,7 @@ func TestBuildCutShortAtEveryStep(t *testing.T) {
 			if _, err := s.Build(t.Context(), options("new")); err == nil {
 				t.Fatal("failing Build = nil, want an error")
 			}
-			if img, err := s.Lookup(Debian, hostArch()); err != nil || filepath.Dir(img.Location) != before.Path {
+			if img, err := s.Lookup(Debian, vm.HostArch()); err != nil || filepath.Dir(img.Location) != before.Path {
 				t.Fatalf("Lookup after a failed build = %+v, %v, want %s", img, err, before.Path)
 			}
 			s.make = fakeMaker
@@ -166,7 +166,7 @@ func TestDamagedImageIsNotFoundAndPruned(t *testing.T) {
 	if err := os.Remove(filepath.Join(i.Path, KernelFile)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Lookup(Debian, hostArch()); fail.CodeOf(err) != fail.NotFound {
+	if _, err := s.Lookup(Debian, vm.HostArch()); fail.CodeOf(err) != fail.NotFound {
 		t.Fatalf("Lookup of a damaged image = %v, want code %v", err, fail.NotFound)
 	}
 	if _, err := s.Prune(PruneOptions{}); err != nil {
@@ -307,5 +307,18 @@ func TestScriptsParse(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("sh -n %s = %v, want nil\n%s", name, err, out)
 		}
+	}
+}
+
+func TestForeignProgramsMustRun(t *testing.T) {
+	o := options("x")
+	o.Arch = "aarch64"
+	o.GuestProgram = []byte("\x7fELF of another machine")
+	if err := checkForeign(t.Context(), t.TempDir(), o); fail.CodeOf(err) != fail.Host || fail.HintOf(err) != foreignHint {
+		t.Errorf("checkForeign(a program that cannot run) = %v (hint %q), want code %v and hint %q", err, fail.HintOf(err), fail.Host, foreignHint)
+	}
+	o.GuestProgram = []byte("#!/bin/sh\n[ $1 = version ]\n")
+	if err := checkForeign(t.Context(), t.TempDir(), o); err != nil {
+		t.Errorf("checkForeign(a program that runs) = %v, want nil", err)
 	}
 }

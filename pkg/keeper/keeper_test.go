@@ -77,10 +77,10 @@ func (*driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) 
 }
 func (*driver) Export(context.Context, string, string, vm.Progress) error { return nil }
 
-func (*driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
-func (*driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
-func (*driver) Check(context.Context) []error              { return nil }
-func (*driver) NetSockets(string) (vm.NetSockets, error)   { return vm.NetSockets{}, errors.New("no VM") }
+func (*driver) List(context.Context) ([]vm.Machine, error)      { return nil, nil }
+func (*driver) Accel(context.Context, string) (vm.Accel, error) { return vm.Accel{Name: "none"}, nil }
+func (*driver) Check(context.Context, string) []error           { return nil }
+func (*driver) NetSockets(string) (vm.NetSockets, error)        { return vm.NetSockets{}, errors.New("no VM") }
 
 func newWorker(ctx context.Context, dir string) (*session.Worker, error) {
 	c, err := config.Load(config.Paths{System: dir + "/etc", Config: dir + "/conf", State: dir + "/state", LimaHome: dir + "/vms"}, fstest.MapFS{

@@ -67,7 +67,7 @@ var (
 		if err != nil {
 			return list, err
 		}
-		if err := e.Preflight(ctx); err != nil {
+		if err := e.Preflight(ctx, s.Arch()); err != nil {
 			return list, err
 		}
 		forks, err := session.Checkpoints{Sessions: e.sessions()}.Fork(ctx, s, r.Body.Checkpoint, r.Body.Label, cmp.Or(r.Body.Count, 1))

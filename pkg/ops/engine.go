@@ -39,8 +39,8 @@ type Engine struct {
 	// Fetch fetches the commits of the guest that submits a subtask, before that is accepted; nil
 	// if the host has them.
 	Fetch func(context.Context) error
-	// Preflight reports why this host cannot run VMs, before one is created.
-	Preflight func(context.Context) error
+	// Preflight reports why this host cannot run VMs of an architecture, before one is created.
+	Preflight func(ctx context.Context, arch string) error
 	// Cluster is this host's part in its cluster; nil unless this process serves the API of a
 	// host that belongs to one.
 	Cluster *fleet.Part

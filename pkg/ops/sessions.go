@@ -20,6 +20,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // SessionList lists the existing sessions, oldest first.
@@ -46,6 +47,7 @@ type NewSession struct {
 type SessionOptions struct {
 	Profile      string           `json:"profile,omitempty" maxLength:"255"`
 	Image        string           `json:"image,omitempty" maxLength:"4096" doc:"Guest image. Default: as configured."`
+	Arch         string           `json:"arch,omitempty" enum:"x86_64,aarch64" doc:"Architecture of the VM. Default: that of the server's host. QEMU emulates another one, which is much slower."`
 	Network      policy.Mode      `json:"network,omitempty" enum:"isolated,allowlist,open" doc:"Default: as configured."`
 	Resources    config.Resources `json:"resources,omitzero" doc:"Fields that are left out are as configured."`
 	HostServices []netip.AddrPort `json:"host_services,omitempty" maxItems:"64" doc:"Services of the host and its network that this session may reach, as ADDRESS:PORT."`
@@ -403,7 +405,7 @@ func createSession(ctx context.Context, e *Engine, r *CreateRequest) (a SessionA
 	if _, err := e.sessions().Check(asked); err != nil {
 		return a, err
 	}
-	if err := e.Preflight(ctx); err != nil {
+	if err := e.Preflight(ctx, cmp.Or(asked.Arch, vm.HostArch())); err != nil {
 		return a, err
 	}
 	if asked.ID, err = e.reserve(ctx, once, ids.New(), true); err != nil {
@@ -464,7 +466,7 @@ func (e *Engine) reserve(ctx context.Context, once *task.Once, id string, create
 func (e *Engine) request(ctx context.Context, n NewSession) (session.Request, error) {
 	const hint = "agent-sessionizer open owner/repo --new fix-login"
 	asked := session.Request{
-		New: n.New, Label: n.Label, Profile: n.Profile, Image: n.Image, Resources: n.Resources, NetworkMode: n.Network,
+		New: n.New, Label: n.Label, Profile: n.Profile, Image: n.Image, Arch: n.Arch, Resources: n.Resources, NetworkMode: n.Network,
 		WithChanges: n.WithChanges, HostServices: n.HostServices, Workspace: n.Workspace, TrustWorkspace: n.Trust,
 	}
 	switch {
@@ -505,6 +507,7 @@ func (o SessionOptions) ignored(s session.Session) (names []string) {
 	}{
 		{o.Profile != "" && o.Profile != s.Spec.Profile, "profile"},
 		{o.Image != "" && o.Image != s.Spec.Image && !strings.HasPrefix(s.Spec.Image, o.Image+"#"), "image"},
+		{o.Arch != "" && o.Arch != s.Arch(), "arch"},
 		{o.Network != "" && o.Network != s.Spec.NetworkMode, "network"},
 		{o.Resources.CPUs != 0 && o.Resources.CPUs != s.Spec.Resources.CPUs, "cpus"},
 		{o.Resources.Memory != 0 && o.Resources.Memory != s.Spec.Resources.Memory, "memory"},

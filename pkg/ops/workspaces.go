@@ -142,12 +142,14 @@ var (
 		Summary: "Replace the session that has a workspace by a new one",
 		About:   "The old session is destroyed with everything outside the workspace. The answer comes once that is done; the events of the new session show its progress.",
 	}, func(ctx context.Context, e *Engine, r *RebindWorkspaceRequest) (SessionAnswer, error) {
-		if err := e.Preflight(ctx); err != nil {
+		old, held, err := e.workspaces().Holder(ctx, r.Name)
+		if err != nil {
 			return SessionAnswer{}, err
 		}
-		if old, held, err := e.workspaces().Holder(ctx, r.Name); err != nil {
+		if err := e.Preflight(ctx, old.Arch()); err != nil {
 			return SessionAnswer{}, err
-		} else if held {
+		}
+		if held {
 			if tasks, err := e.Tasks.In(ctx, old.ID); err != nil {
 				return SessionAnswer{}, err
 			} else if len(tasks) > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
@@ -42,7 +43,7 @@ func (r *rig) agent(id string) guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Guest(conn).Install(t.Context(), session.Arch(), "", p); err != nil {
+	if _, err := s.Guest(conn).Install(t.Context(), vm.HostArch(), "", p); err != nil {
 		t.Fatal(err)
 	}
 	sh, err := exec.LookPath("sh")

@@ -197,7 +197,7 @@ func TestMCPScopes(t *testing.T) {
 // TestMCPPanic checks that a tool that panics does not end serve.
 func TestMCPPanic(t *testing.T) {
 	r := newRig(t, Limits{})
-	r.engine.Preflight = func(context.Context) error { panic("no host") }
+	r.engine.Preflight = func(context.Context, string) error { panic("no host") }
 	if text, isError := useTool(t, r.mcpClient(ops.Admin), "open_session", map[string]any{"repo": "acme/app"}); !isError || !strings.Contains(text, "INTERNAL") {
 		t.Errorf("open_session that panics = %s (error %v), want an internal error", text, isError)
 	}
@@ -286,7 +286,7 @@ func FuzzMCPTools(f *testing.F) {
 	r := newRig(f, Limits{})
 	const id = "aaaa11112222"
 	r.session(id)
-	r.engine.Preflight = func(context.Context) error { return nil }
+	r.engine.Preflight = func(context.Context, string) error { return nil }
 	tools, err := r.mcpClient(ops.Admin).ListTools(f.Context(), nil)
 	if err != nil {
 		f.Fatal(err)

@@ -111,7 +111,7 @@ func TestOperations(t *testing.T) {
 			r := newRig(t, Limits{})
 			r.engine.Images = &image.Store{Dir: r.tasks.Sessions.Config.Paths.Images()}
 			r.engine.Redact = secret.NewRedactor()
-			r.engine.Preflight = func(context.Context) error { return nil }
+			r.engine.Preflight = func(context.Context, string) error { return nil }
 			driver, err := fake.New(fake.Options{Dir: t.TempDir()})
 			if err != nil {
 				t.Fatal(err)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -218,7 +217,7 @@ func (b booter) mustBeWhole(ctx context.Context, s Session) error {
 
 // boot creates and starts the VM and logs in. A fork may still have its turn to wake then.
 func (b booter) boot(ctx context.Context, s *Session, wakes *turn) (*ssh.Client, error) {
-	accel, err := b.w.Driver.Accel(ctx)
+	accel, err := b.w.Driver.Accel(ctx, s.Arch())
 	if err != nil {
 		return nil, err
 	}
@@ -390,7 +389,7 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 		defer release()
 		r := s.Spec.Resources
 		size := SizeOf(r)
-		start, err := b.w.Golden.Best(ctx, prepared, s.Spec.Image, Arch(), size)
+		start, err := b.w.Golden.Best(ctx, prepared, s.Spec.Image, s.Arch(), size)
 		if err != nil {
 			return err
 		}
@@ -410,7 +409,7 @@ func (b booter) create(ctx context.Context, s *Session, prepared config.Prepare)
 		if start.From != golden.FromGeneric { // both are already in the image
 			var err1, err2 error
 			provisioned, err1 = guestclient.ScriptsKey(b.w.Golden.Scripts)
-			program, err2 = guestclient.ProgramKey(Arch())
+			program, err2 = guestclient.ProgramKey(s.Arch())
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
@@ -492,14 +491,6 @@ func (c Connections) target(s Session, relay string) (ssh.Target, error) {
 		return ssh.Target{}, fail.New(fail.NotFound, "read SSH key of the session: %w", err).WithHint("agent-sessionizer destroy --force %s", s.Name)
 	}
 	return ssh.Target{Addr: s.Status.Endpoint.Addr, User: s.Status.Endpoint.User, Key: key, HostKey: s.Status.Endpoint.HostKey, Relay: relay}, nil
-}
-
-// Arch returns the guests' architecture, which is the host's.
-func Arch() string {
-	if runtime.GOARCH == "arm64" {
-		return "aarch64"
-	}
-	return "x86_64"
 }
 
 // writeFile replaces a private file atomically.

@@ -146,7 +146,7 @@ func (k checkpointer) prepare(ctx context.Context, s Session) (prepared bool) {
 	r := s.Spec.Resources
 	saver, ok := k.w.Driver.(vm.Saver)
 	if ok {
-		_, err := saver.StateKey(ctx, Arch(), r.CPUs, int64(r.Memory))
+		_, err := saver.StateKey(ctx, s.Arch(), r.CPUs, int64(r.Memory))
 		ok = err == nil
 	}
 	k.inGuest(ctx, s, func(ctx context.Context, g guestclient.Guest) (err error) {

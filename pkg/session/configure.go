@@ -98,11 +98,11 @@ func (gs guestSetup) installFirewall(ctx context.Context, s *Session, g guestcli
 				return err
 			}
 		}
-		st, err := g.Install(ctx, Arch(), s.Status.Program, p)
+		st, err := g.Install(ctx, s.Arch(), s.Status.Program, p)
 		if err != nil {
 			return err
 		}
-		key, err := guestclient.ProgramKey(Arch())
+		key, err := guestclient.ProgramKey(s.Arch())
 		if err != nil {
 			return err
 		}

@@ -154,10 +154,10 @@ func (driver) Start(context.Context, string, vm.Progress) (vm.Endpoint, error) {
 }
 func (driver) Export(context.Context, string, string, vm.Progress) error { return errBoom }
 
-func (driver) List(context.Context) ([]vm.Machine, error) { return nil, nil }
-func (driver) Accel(context.Context) (vm.Accel, error)    { return vm.Accel{Name: "none"}, nil }
-func (driver) Check(context.Context) []error              { return nil }
-func (driver) NetSockets(string) (vm.NetSockets, error)   { return vm.NetSockets{}, errBoom }
+func (driver) List(context.Context) ([]vm.Machine, error)      { return nil, nil }
+func (driver) Accel(context.Context, string) (vm.Accel, error) { return vm.Accel{Name: "none"}, nil }
+func (driver) Check(context.Context, string) []error           { return nil }
+func (driver) NetSockets(string) (vm.NetSockets, error)        { return vm.NetSockets{}, errBoom }
 
 func newWorker(t *testing.T, d driver) *Worker {
 	t.Helper()

@@ -21,6 +21,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // Manager writes desired phases and reads state; it does none of the work itself.
@@ -41,6 +42,7 @@ type Request struct {
 	Repo         repo.Ref
 	Profile      string
 	Image        string           // "" means as configured
+	Arch         string           // of the VM, as vm.ParseArch takes it; "" means the host's
 	Resources    config.Resources // zero fields are as configured
 	NetworkMode  policy.Mode      // "" means as configured
 	WithChanges  bool
@@ -172,8 +174,12 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	if err != nil {
 		return Spec{}, nil, err
 	}
+	arch, err := vm.ParseArch(cmp.Or(r.Arch, vm.HostArch()))
+	if err != nil {
+		return Spec{}, nil, err
+	}
 	if from.Name != image.Ubuntu { // the VM template names the Ubuntu image itself
-		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from.String(), Arch()); err != nil {
+		if _, err := (&image.Store{Dir: m.Config.Paths.Images()}).Find(from.String(), arch); err != nil {
 			return Spec{}, nil, err
 		}
 	}
@@ -194,7 +200,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 	}
 	return Spec{
 		Workspace: r.Workspace,
-		Repo:      r.Repo, Image: from.String(), Profile: r.Profile, Resources: res,
+		Repo:      r.Repo, Image: from.String(), Arch: arch, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests, Budget: r.Budget,
 		Restricted: r.Restricted, Within: r.Within, NewBranch: r.Branch,

@@ -11,14 +11,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 )
 
 // PrepareCommand is the hidden command that prepares in the background what lets the
-// next session start faster: PrepareCommand IMAGE CPUS MEMORY DISK (memory and disk in
-// bytes).
+// next session start faster: PrepareCommand IMAGE CPUS MEMORY DISK ARCH (memory and disk
+// in bytes).
 const PrepareCommand = "prepare"
 
 const (
@@ -41,7 +40,7 @@ func (p standbys) prepareNext(ctx context.Context, s Session) {
 
 func (p standbys) startPrepare(ctx context.Context, s Session) (why string, err error) {
 	r := s.Spec.Resources
-	best, err := p.w.Golden.Best(ctx, p.w.Sessions.Config.Prepare, s.Spec.Image, Arch(), SizeOf(r))
+	best, err := p.w.Golden.Best(ctx, p.w.Sessions.Config.Prepare, s.Spec.Image, s.Arch(), SizeOf(r))
 	if err != nil || !best.MissingStandbys {
 		return "nothing is missing", err
 	}
@@ -73,7 +72,7 @@ func (p standbys) startPrepare(ctx context.Context, s Session) (why string, err 
 	if host.FreeDisk < p.w.Sessions.Config.Limits.DiskReserve {
 		return fmt.Sprintf("%v free on the disk", host.FreeDisk), nil
 	}
-	return "", p.spawnPrepare(ctx, s.Spec.Image, r)
+	return "", p.spawnPrepare(ctx, s)
 }
 
 // retryIn returns how long to wait after a failure before trying again.
@@ -84,13 +83,14 @@ func retryIn(f image.Failure) time.Duration {
 	return prepareRetryIn
 }
 
-func (p standbys) spawnPrepare(ctx context.Context, source string, r config.Resources) error {
+func (p standbys) spawnPrepare(ctx context.Context, s Session) error {
+	r := s.Spec.Resources
 	log, err := os.OpenFile(filepath.Join(p.w.Sessions.Config.Paths.State, prepareLog), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	return lifecycle.Detach(ctx, p.w.Sessions.Self, log, PrepareCommand, source, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)))
+	return lifecycle.Detach(ctx, p.w.Sessions.Self, log, PrepareCommand, s.Spec.Image, fmt.Sprint(r.CPUs), fmt.Sprint(int64(r.Memory)), fmt.Sprint(int64(r.Disk)), s.Arch())
 }
 
 // onBattery reports whether the host is known to run on battery power.

@@ -82,6 +82,7 @@ func AtRest(p, desired Phase) bool {
 type Spec struct {
 	Repo        repo.Ref         `json:"repo"`
 	Image       string           `json:"image"`
+	Arch        string           `json:"arch,omitempty"` // of the VM; "" means the host's
 	Profile     string           `json:"profile,omitempty"`
 	Resources   config.Resources `json:"resources"`              // as clamped to the host
 	NetworkMode policy.Mode      `json:"network_mode,omitempty"` // by flag; "" means as configured
@@ -110,6 +111,9 @@ type Spec struct {
 	// The workspace that has the checkout; "" if it is in the home directory.
 	Workspace string `json:"workspace,omitempty"`
 }
+
+// Arch returns the architecture of the session's VM.
+func (s Session) Arch() string { return cmp.Or(s.Spec.Arch, vm.HostArch()) }
 
 // Bounds are the rights of a session at the time when it submitted a subtask.
 type Bounds struct {
@@ -295,6 +299,7 @@ type View struct {
 	Error           *lifecycle.ViewError `json:"error,omitempty"`
 	Task            string               `json:"task,omitempty"` // the task that owns the session
 	Image           string               `json:"image"`
+	Arch            string               `json:"arch"` // of its VM
 	Profile         string               `json:"profile,omitempty"`
 	Resources       config.Resources     `json:"resources"`
 	Branch          string               `json:"branch,omitempty"`
@@ -355,7 +360,7 @@ func (s Session) View() View {
 		Error: lifecycle.LastError(s.ErrorCode, s.ErrorMessage, s.ErrorHint),
 		ID:    s.ID, Name: s.Name, Repo: s.Session.Repo, RepoKey: s.RepoKey, Label: s.Label, Task: s.Task, State: s.Phase, Desired: s.Desired,
 		CreatedAt: s.CreatedAt, StateChangedAt: s.StateChangedAt,
-		Image: s.Spec.Image, Profile: s.Spec.Profile, Resources: s.Spec.Resources,
+		Image: s.Spec.Image, Arch: s.Arch(), Profile: s.Spec.Profile, Resources: s.Spec.Resources,
 		Dir: s.Status.Dir, Root: s.Status.Root, Base: s.Status.Base, LocalClone: s.Spec.Repo.Path,
 		NetworkMode: s.Spec.NetworkMode, RequestedBranch: s.Spec.Repo.Branch, WithChanges: s.Spec.WithChanges, WasReady: s.Status.WasReady, Reachable: s.Status.Endpoint.Addr != "", VisitedAt: s.Status.Attached, Tmux: s.Status.Tmux, Results: s.Status.Results,
 		Accel: s.Status.Accel, From: s.Status.From, Enforced: s.Spec.Enforced, Ports: s.Status.Ports,

@@ -115,7 +115,7 @@ func (w *Worker) planSetup(ctx context.Context, s Session, set config.Settings, 
 	if err != nil {
 		return setupPlan{}, err
 	}
-	from, err := w.Golden.Images.Find(s.Spec.Image, Arch())
+	from, err := w.Golden.Images.Find(s.Spec.Image, s.Arch())
 	if err != nil {
 		return setupPlan{}, err
 	}

@@ -24,7 +24,7 @@ type standbys struct{ w *Worker }
 // adoptStandby turns a standby VM into the session's own VM. It may be repeated.
 func (p standbys) adoptStandby(ctx context.Context, s *Session, standby golden.Standby) error {
 	provisioned, err1 := guestclient.ScriptsKey(p.w.Golden.Scripts)
-	program, err2 := guestclient.ProgramKey(Arch())
+	program, err2 := guestclient.ProgramKey(s.Arch())
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}

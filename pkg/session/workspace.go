@@ -364,7 +364,7 @@ func (w Workspaces) Rebind(ctx context.Context, name, profile string, trust bool
 		return s, nil, fail.New(fail.Conflict, "the checkout of session %s is not in workspace %s", old.Name, name).WithHint("agent-sessionizer workspace detach %s", name)
 	}
 	r := Request{
-		Repo: old.Spec.Repo, Profile: cmp.Or(profile, old.Spec.Profile), Image: old.Spec.Image, NetworkMode: old.Spec.NetworkMode,
+		Repo: old.Spec.Repo, Profile: cmp.Or(profile, old.Spec.Profile), Image: old.Spec.Image, Arch: old.Spec.Arch, NetworkMode: old.Spec.NetworkMode,
 		HostServices: old.Spec.HostServices, Secrets: old.Spec.Secrets, Requests: old.Spec.Requests, Budget: old.Spec.Budget,
 		Branch: old.Spec.NewBranch, Label: old.Label, Workspace: name, TrustWorkspace: trust,
 	}

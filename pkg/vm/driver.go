@@ -149,12 +149,13 @@ type Driver interface {
 	// ExternalNet. It depends only on the name, and creates nothing.
 	NetSockets(name string) (NetSockets, error)
 
-	// Accel says how VMs would run on this host. It probes, and caches the verdict.
-	Accel(ctx context.Context) (Accel, error)
+	// Accel says how VMs of an architecture would run on this host. It probes, and caches the
+	// verdict.
+	Accel(ctx context.Context, arch string) (Accel, error)
 
-	// Check returns what the host lacks to run VMs, each with a hint; nil when it
-	// lacks nothing.
-	Check(ctx context.Context) []error
+	// Check returns what the host lacks to run VMs of an architecture, each with a hint; nil
+	// when it lacks nothing.
+	Check(ctx context.Context, arch string) []error
 }
 
 // Saver is a Driver whose running VMs can be saved and forked. A fork is a VM made

@@ -16,13 +16,15 @@ import (
 	"os"
 	"testing"
 
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	outside := []realvm.Outside{relayRegistries}
-	if !testing.Short() { // only TestCloudImage uses it
+	realvm.Arch = guestArch
+	if !testing.Short() && guestArch == vm.HostArch() { // only TestCloudImage uses it
 		outside = append(outside, realvm.BuildCloudImage)
 	}
 	os.Exit(realvm.Main(m, func() error {

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,6 +34,9 @@ const (
 	Memory = "1536MiB"
 )
 
+// Arch is the architecture of the image. TestMain may set it before it calls Main.
+var Arch = vm.HostArch()
+
 // Binary returns the path of the program under test.
 func Binary() string { return os.Getenv(envBinary) }
 
@@ -44,8 +46,7 @@ func DataHome() string { return os.Getenv(envData) }
 // Image returns the guest image.
 func Image(t *testing.T) vm.Image {
 	t.Helper()
-	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
-	img, err := (&image.Store{Dir: filepath.Join(DataHome(), "agent-sessionizer", "images")}).Lookup(image.Debian, arch)
+	img, err := (&image.Store{Dir: filepath.Join(DataHome(), "agent-sessionizer", "images")}).Lookup(image.Debian, Arch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,21 +54,25 @@ func Image(t *testing.T) vm.Image {
 }
 
 // Prepare makes, in the namespace, what users' sessions start from: the golden image,
-// and the snapshot of a VM of CPUs and Memory. Without it the sessions of a Box boot
-// the generic image.
+// and the snapshot of a VM of CPUs and Memory, which another architecture than the host's
+// does without. Without Prepare the sessions of a Box boot the generic image.
 func Prepare(ctx context.Context) error {
+	prepare := "warm"
+	if Arch != vm.HostArch() {
+		prepare = "golden"
+	}
 	home, err := os.MkdirTemp("", "e")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(home)
-	cmd := exec.CommandContext(ctx, Binary(), "image", "build", "--from", "debian", "--cpus", CPUs, "--memory", Memory, "--prepare", "warm")
+	cmd := exec.CommandContext(ctx, Binary(), "image", "build", "--from", "debian", "--arch", Arch, "--cpus", CPUs, "--memory", Memory, "--prepare", prepare)
 	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=", "XDG_STATE_HOME=", "XDG_CACHE_HOME=", "XDG_DATA_HOME="+DataHome())
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("prepare the image: %w", err)
 	}
-	return os.Setenv(envPrepare, "warm")
+	return os.Setenv(envPrepare, prepare)
 }
 
 // Outside prepares what a test needs from the real network. It runs there before the
@@ -147,7 +152,7 @@ func build(ctx context.Context, binary, data string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, binary, "image", "build", "--from", "debian", "--prepare", "none")
+	cmd := exec.CommandContext(ctx, binary, "image", "build", "--from", "debian", "--arch", Arch, "--prepare", "none")
 	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+data)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {

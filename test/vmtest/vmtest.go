@@ -88,14 +88,14 @@ func (h Harness) nothingThere(t *testing.T) {
 	if l, err := d.List(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("List = %v, %v, want none", l, err)
 	}
-	a, err := d.Accel(t.Context())
+	a, err := d.Accel(t.Context(), vm.HostArch())
 	if err != nil || a.Name == "" {
 		t.Errorf("Accel = %+v, %v, want a name", a, err)
 	}
-	if again, err := d.Accel(t.Context()); err != nil || again.Name != a.Name {
+	if again, err := d.Accel(t.Context(), vm.HostArch()); err != nil || again.Name != a.Name {
 		t.Errorf("second Accel = %+v, %v, want %s", again, err, a.Name)
 	}
-	for _, err := range d.Check(t.Context()) {
+	for _, err := range d.Check(t.Context(), vm.HostArch()) {
 		t.Errorf("Check = %v, want no problem", err)
 	}
 }

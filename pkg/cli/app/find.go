@@ -14,6 +14,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/repo"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // AbsoluteImage makes a relative image path from the command line absolute. "" stays "".
@@ -84,19 +85,26 @@ func findSession(ctx context.Context, h ops.Host, r ops.FindRequest) (session.Vi
 	return s, err
 }
 
-// preflight reports immediately what would otherwise fail a minute later.
-func (a *App) preflight(ctx context.Context) error {
+// preflight reports immediately what would otherwise fail a minute later. The architecture is
+// that of the VM.
+func (a *App) preflight(ctx context.Context, arch string) error {
 	driver, err := a.Driver(QuietLog())
 	if err != nil {
 		return err
 	}
-	if errs := driver.Check(ctx); len(errs) > 0 {
-		if len(errs) == 1 {
-			return errs[0]
-		}
-		return fail.New(fail.Host, "%w", errors.Join(errs...)).WithHint("agent-sessionizer doctor")
+	return CanRun(ctx, driver, arch)
+}
+
+// CanRun returns what the host lacks to run VMs of an architecture, or nil.
+func CanRun(ctx context.Context, driver vm.Driver, arch string) error {
+	errs := driver.Check(ctx, arch)
+	switch {
+	case len(errs) == 0:
+		return nil
+	case len(errs) == 1 || arch != vm.HostArch(): // doctor checks the host's architecture only
+		return errs[0]
 	}
-	return nil
+	return fail.New(fail.Host, "%w", errors.Join(errs...)).WithHint("agent-sessionizer doctor")
 }
 
 // Named finds the session for commands that do not need a running VM.

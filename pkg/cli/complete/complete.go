@@ -24,6 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // Completion only reads files and the store, and asks serve about other hosts of a cluster. It starts
@@ -120,6 +121,10 @@ func FlagValues(a *app.App) map[string]cobra.CompletionFunc {
 		"profile": one(Profiles(a)),
 		"repo":    one(repoKeys(a)),
 		"image":   one(sourceImages(a)),
+		"arch": these(
+			vm.X8664+"\t64-bit x86 (also amd64)",
+			vm.AArch64+"\t64-bit ARM (also arm64)",
+		),
 		"network": these(
 			string(policy.Isolated)+"\tno network",
 			string(policy.Allowlist)+"\tonly listed names",
@@ -368,7 +373,7 @@ func sourceImages(a *app.App) Lister {
 		if err != nil {
 			return offer
 		}
-		built, err := images.Find(image.Debian, session.Arch())
+		built, err := images.Find(image.Debian, vm.HostArch())
 		if err != nil {
 			return append(offer, image.Debian+"\tnot built yet")
 		}

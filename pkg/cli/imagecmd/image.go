@@ -2,6 +2,7 @@
 package imagecmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/image"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
 
@@ -54,15 +56,20 @@ immediately.
 (Linux only). It needs mmdebstrap, qemu-img and mkfs.ext4, and root or unprivileged
 user namespaces. --from ubuntu starts from the cloud image that the VM template names.
 --from with a path or URL starts from your own cloud image: Debian's or Ubuntu's, with
-cloud-init.`,
+cloud-init.
+
+--arch makes an image of another architecture than this host's, for "open --arch". QEMU
+emulates its VMs, which takes many times as long.`,
 		Example: `  agent-sessionizer image build --from debian
   agent-sessionizer image build --from ubuntu --prepare warm --cpus 4 --memory 8GiB
+  agent-sessionizer image build --from debian --arch aarch64
   agent-sessionizer open owner/repo --image debian`,
 		Args: app.Usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runImageBuild(cmd.Context(), a, o) },
 	}
 	build.Flags().StringVar(&o.from, "from", image.Debian, "`SOURCE` of the image: debian, ubuntu, PATH or URL#sha256:HEX of a cloud image")
 	build.Flags().StringVar(&o.suite, "suite", "", "`RELEASE` of Debian (default "+image.DefaultSuite+")")
+	build.Flags().StringVar(&o.arch, "arch", "", "`ARCH` of the image: x86_64 or aarch64 (default this host's)")
 	build.Flags().BoolVar(&o.rebuild, "rebuild", false, "build even if nothing changed, to get newer packages")
 	build.Flags().BoolVar(&o.browser, "browser", false, "include the libraries of Playwright's browsers (250 MB)")
 	build.Flags().StringVar(&o.prepare, "prepare", "", "`WHAT` to prepare: none, golden, warm or pool (default as configured)")
@@ -160,7 +167,7 @@ func runImageInspect(a *app.App, name string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	i, err := images.Find(name, session.Arch())
+	i, err := images.Find(name, vm.HostArch())
 	if err != nil {
 		return err
 	}
@@ -190,6 +197,7 @@ func runImageInspect(a *app.App, name string, asJSON bool) error {
 type imageBuildOptions struct {
 	from      string
 	suite     string
+	arch      string // "" means the host's
 	rebuild   bool
 	browser   bool
 	prepare   string
@@ -208,6 +216,9 @@ func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
 	if o.from = source.String(); source.Location == "" && o.from != image.Debian && o.from != image.Ubuntu {
 		return fail.New(fail.Usage, "--from must be debian, ubuntu, or the path or URL of a cloud image, got %q", o.from)
 	}
+	if o.arch, err = vm.ParseArch(cmp.Or(o.arch, vm.HostArch())); err != nil {
+		return fmt.Errorf("--arch: %w", err)
+	}
 	cfg, err := a.Settings()
 	if err != nil {
 		return err
@@ -222,18 +233,27 @@ func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
 	if err != nil {
 		return err
 	}
+	if prepare != config.PrepareNone { // not after the build, which takes long
+		driver, err := a.Driver(app.QuietLog())
+		if err != nil {
+			return err
+		}
+		if err := app.CanRun(ctx, driver, o.arch); err != nil {
+			return err
+		}
+	}
 	if o.from == image.Debian {
 		scripts, err := fs.Sub(sessionizer.Provision, "provision")
 		if err != nil {
 			return err
 		}
-		program, err := guestclient.Program(session.Arch())
+		program, err := guestclient.Program(o.arch)
 		if err != nil {
 			return err
 		}
 		info, err := makeImage(ctx, a, "build image debian", func(ctx context.Context, say func(string)) (image.Info, error) {
 			return images.Build(ctx, image.BuildOptions{
-				Name: image.Debian, Suite: o.suite, Arch: session.Arch(), Provision: scripts, GuestProgram: program, Rebuild: o.rebuild,
+				Name: image.Debian, Suite: o.suite, Arch: o.arch, Provision: scripts, GuestProgram: program, Rebuild: o.rebuild,
 				Browser: o.browser, Environ: os.Environ(), Progress: say,
 			})
 		})
@@ -253,7 +273,7 @@ func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
 	if err != nil {
 		return err
 	}
-	made, err := PrepareImage(ctx, a, maker, prepare, o.from, size)
+	made, err := PrepareImage(ctx, a, maker, prepare, o.from, o.arch, size)
 	if err != nil {
 		return err
 	}
@@ -281,9 +301,9 @@ func size(ctx context.Context, a *app.App, asked config.Resources) (config.Resou
 
 // PrepareImage makes the golden image of source. If prepare is warm and VMs can be saved,
 // it also makes the saved state for VMs of the given size.
-func PrepareImage(ctx context.Context, a *app.App, maker *golden.Maker, prepare config.Prepare, source string, size config.Resources) (image.Info, error) {
+func PrepareImage(ctx context.Context, a *app.App, maker *golden.Maker, prepare config.Prepare, source, arch string, size config.Resources) (image.Info, error) {
 	made, err := makeImage(ctx, a, "build golden image "+image.Golden(source), func(ctx context.Context, say func(string)) (image.Info, error) {
-		return maker.Image(ctx, source, session.Arch(), say)
+		return maker.Image(ctx, source, arch, say)
 	})
 	if err != nil {
 		return made, err
@@ -292,7 +312,7 @@ func PrepareImage(ctx context.Context, a *app.App, maker *golden.Maker, prepare 
 	if prepare != config.PrepareWarm {
 		return made, nil
 	}
-	if err := maker.CanWarm(ctx, session.Arch()); err != nil {
+	if err := maker.CanWarm(ctx, arch); err != nil {
 		a.Con.Say("%v; sessions start as clones", err)
 		return made, nil
 	}
@@ -308,7 +328,7 @@ func PrepareImage(ctx context.Context, a *app.App, maker *golden.Maker, prepare 
 
 // FillPool boots the missing standby VMs, if the pool is in use.
 func FillPool(ctx context.Context, a *app.App, maker *golden.Maker, prepare config.Prepare, made image.Info, size config.Resources) error {
-	if !maker.Pools(ctx, prepare, session.Arch()) {
+	if !maker.Pools(ctx, prepare, made.Arch) {
 		return nil
 	}
 	_, err := makeImage(ctx, a, fmt.Sprintf("boot standby VMs: %d", maker.Pool.Waiting), func(ctx context.Context, say func(string)) (struct{}, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fleet"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/server"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 const (
@@ -165,7 +166,7 @@ func partOf(ctx context.Context, e ops.Engine) (*fleet.Part, error) {
 	}
 	accel := ""
 	if d, err := e.Driver(); err == nil {
-		if is, err := d.Accel(ctx); err == nil {
+		if is, err := d.Accel(ctx, vm.HostArch()); err == nil {
 			accel = is.Name
 		}
 	}

@@ -26,12 +26,14 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // OpenOptions are the flags of open.
 type OpenOptions struct {
 	profile     string
 	image       string
+	arch        string // of the VM; "" means the host's
 	network     string
 	resources   config.Resources
 	withChanges bool
@@ -52,6 +54,7 @@ type OpenOptions struct {
 func (o *OpenOptions) Flags(f *pflag.FlagSet) {
 	f.StringVar(&o.profile, "profile", "", "profile `NAME` of the session (default as configured)")
 	f.StringVar(&o.image, "image", "", "guest `IMAGE`: ubuntu, debian, PATH or URL#sha256:HEX of a cloud image (default as configured)")
+	f.StringVar(&o.arch, "arch", "", "`ARCH` of the VM: x86_64 or aarch64; another than this host's is emulated (default this host's)")
 	f.StringVar(&o.network, "network", "", "network `MODE`: isolated, allowlist or open (default as configured)")
 	f.Var((*cpus)(&o.resources.CPUs), "cpus", "number `N` of CPUs (default as configured)")
 	f.Var(&o.resources.Memory, "memory", "memory of the VM, such as 8GiB (default as configured)")
@@ -238,6 +241,11 @@ func (o OpenOptions) session() (options ops.SessionOptions, err error) {
 	case "", policy.Isolated, policy.Allowlist, policy.Open:
 	default:
 		return options, fail.New(fail.Usage, "network mode must be isolated, allowlist or open, got %q", o.network)
+	}
+	if o.arch != "" {
+		if options.Arch, err = vm.ParseArch(o.arch); err != nil {
+			return options, fmt.Errorf("--arch: %w", err)
+		}
 	}
 	if options.HostServices, err = o.hostServices(); err != nil {
 		return options, err

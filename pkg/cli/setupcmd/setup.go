@@ -17,6 +17,7 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/termtext"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/tmux"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // settingsOptions select the repository and profile whose settings are shown.
@@ -191,7 +192,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 		driver, err := a.Driver(app.QuietLog())
 		add("vm driver", "Lima, in "+cfg.Paths.LimaHome, err)
 		if err == nil {
-			accel, err := driver.Accel(ctx)
+			accel, err := driver.Accel(ctx, vm.HostArch())
 			detail := accel.Name + " (checked in " + accel.Took.Round(100e3).String() + ")"
 			if accel.Took == 0 {
 				detail = accel.Name + " (known from an earlier check)"
@@ -204,7 +205,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 			} else {
 				add("acceleration", detail, err)
 			}
-			problems := driver.Check(ctx)
+			problems := driver.Check(ctx, vm.HostArch())
 			for _, p := range problems {
 				add("host", "", p)
 			}
@@ -214,7 +215,7 @@ func examine(ctx context.Context, a *app.App) (out []finding) {
 		}
 		images, err := app.Images(a)
 		if err == nil {
-			img, err := images.Lookup(cfg.Image, session.Arch())
+			img, err := images.Lookup(cfg.Image, vm.HostArch())
 			add("image", cfg.Image+" at "+img.Location, err)
 		}
 		set, err := cfg.For("", "")

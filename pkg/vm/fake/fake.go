@@ -321,7 +321,7 @@ func (d *Driver) List(ctx context.Context) ([]vm.Machine, error) {
 }
 
 // Accel implements vm.Driver.
-func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
+func (d *Driver) Accel(ctx context.Context, _ string) (vm.Accel, error) {
 	if err := d.faults.around(ctx, "accel", "", func() error { return nil }); err != nil {
 		return vm.Accel{}, err
 	}
@@ -336,7 +336,7 @@ func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
 }
 
 // Check implements vm.Driver; it reports only the problems in the faults file.
-func (d *Driver) Check(ctx context.Context) []error {
+func (d *Driver) Check(ctx context.Context, _ string) []error {
 	if err := d.faults.around(ctx, "check", "", func() error { return nil }); err != nil {
 		return []error{err}
 	}

@@ -242,7 +242,7 @@ func TestFaults(t *testing.T) {
 	if err := c.Run(t.Context(), "yes", ssh.IO{}); !errors.Is(err, ssh.ErrUnreachable) {
 		t.Errorf("Run with drop_after = %v, want %v", err, ssh.ErrUnreachable)
 	}
-	if problems := w.Check(t.Context()); len(problems) != 1 || fail.CodeOf(problems[0]) != fail.Host {
+	if problems := w.Check(t.Context(), vm.HostArch()); len(problems) != 1 || fail.CodeOf(problems[0]) != fail.Host {
 		t.Errorf("Check = %v, want one problem of code %v", problems, fail.Host)
 	}
 	w.tell(t, `{"exec": {"die": true}}`)

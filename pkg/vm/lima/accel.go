@@ -30,8 +30,8 @@ const (
 func hostArch() limayaml.Arch { return limayaml.NewArch(runtime.GOARCH) }
 
 // Accel implements vm.Driver.
-func (d *Driver) Accel(ctx context.Context) (vm.Accel, error) {
-	return d.accel.find(ctx, hostArch())
+func (d *Driver) Accel(ctx context.Context, arch string) (vm.Accel, error) {
+	return d.accel.find(ctx, arch)
 }
 
 // accelCache finds out how guests run, and remembers it in a directory.

@@ -17,36 +17,40 @@ func TestAccelForced(t *testing.T) {
 	d := newDriver(t)
 	for _, name := range []string{"kvm", "tcg"} {
 		t.Setenv(accelEnv, name)
-		if a, err := d.Accel(t.Context()); err != nil || a.Name != name {
+		if a, err := d.Accel(t.Context(), hostArch()); err != nil || a.Name != name {
 			t.Errorf("Accel forced to %s = %+v, %v, want that name", name, a, err)
 		}
 	}
 	t.Setenv(accelEnv, "warp")
-	if _, err := d.Accel(t.Context()); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
+	if _, err := d.Accel(t.Context(), hostArch()); fail.CodeOf(err) != fail.Usage || fail.HintOf(err) == "" {
 		t.Errorf("Accel forced to an unknown name = %v (hint %q), want code %v with a hint", err, fail.HintOf(err), fail.Usage)
 	}
 }
 
-func TestAccelForeignArchitecture(t *testing.T) {
-	d := newDriver(t)
-	foreign := "aarch64"
-	if hostArch() == foreign {
-		foreign = "x86_64"
+// foreignArch returns an architecture that is not this host's.
+func foreignArch() string {
+	if hostArch() == vm.AArch64 {
+		return vm.X8664
 	}
-	if a, err := d.accel.find(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
-		t.Errorf("accelFor(%s) = %+v, %v, want tcg with a reason", foreign, a, err)
+	return vm.AArch64
+}
+
+func TestAccelForeignArchitecture(t *testing.T) {
+	d, foreign := newDriver(t), foreignArch()
+	if a, err := d.Accel(t.Context(), foreign); err != nil || a.Name != "tcg" || a.Reason == "" {
+		t.Errorf("Accel(%s) = %+v, %v, want tcg with a reason", foreign, a, err)
 	}
 }
 
 func TestAccelVerdictIsKept(t *testing.T) {
 	d := newDriver(t)
 	t.Setenv(accelEnv, "")
-	first, err := d.Accel(t.Context())
+	first, err := d.Accel(t.Context(), hostArch())
 	if err != nil || first.Took == 0 || (first.Name == "kvm") != (first.Reason == "") {
 		t.Fatalf("first Accel = %+v, %v, want a measured time, a reason unless kvm", first, err)
 	}
 	t.Logf("%+v", first)
-	again, err := d.Accel(t.Context())
+	again, err := d.Accel(t.Context(), hostArch())
 	if err != nil || again.Took != 0 || again.Name != first.Name || again.Reason != first.Reason {
 		t.Fatalf("second Accel = %+v, %v, want %+v without measuring", again, err, first)
 	}
@@ -54,7 +58,7 @@ func TestAccelVerdictIsKept(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(d.accel.dir, accelFile), []byte(kept), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if a, err := d.Accel(t.Context()); err != nil || a.Took == 0 || a.Name != first.Name {
+		if a, err := d.Accel(t.Context(), hostArch()); err != nil || a.Took == 0 || a.Name != first.Name {
 			t.Errorf("Accel with the stored verdict %q = %+v, %v, want %s, measured again", kept, a, err, first.Name)
 		}
 	}

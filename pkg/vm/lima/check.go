@@ -4,6 +4,7 @@ import (
 	"context"
 	"os/exec"
 
+	limaqemu "github.com/lima-vm/lima/pkg/driver/qemu"
 	"github.com/lima-vm/lima/pkg/limayaml"
 	"golang.org/x/sys/unix"
 
@@ -15,7 +16,7 @@ import (
 const minFree = 2 << 30
 
 // Check implements vm.Driver. Causes of slow VMs are reported by Accel instead.
-func (d *Driver) Check(context.Context) []error {
+func (d *Driver) Check(_ context.Context, arch string) []error {
 	var errs []error
 	lack := func(hint string, format string, args ...any) {
 		errs = append(errs, fail.New(fail.Host, format, args...).WithHint("%s", hint))
@@ -25,9 +26,16 @@ func (d *Driver) Check(context.Context) []error {
 			lack(fix(), "%s is not installed; %s", exe, why)
 		}
 	}
-	arch := hostArch()
+	if d.vmType(arch) != d.vmType(hostArch()) { // network cards and data disks are made for the host's VM manager
+		return []error{fail.New(fail.Host, "this host runs VMs of %s only", hostArch()).WithHint("use a Linux host for --arch %s", arch)}
+	}
 	if d.vmType(arch) == limayaml.QEMU {
 		need("qemu-system-"+arch, "it runs the VMs", installQEMU(arch))
+		if exe, err := exec.LookPath("qemu-system-" + arch); err == nil && arch == limayaml.AARCH64 {
+			if _, err := limaqemu.Firmware(exe, arch); err != nil { // x86_64 boots without it
+				lack(installFirmware(arch)(), "the UEFI firmware for %s is not installed; VMs boot with it", arch)
+			}
+		}
 		need("qemu-img", "it makes their disks", install("qemu-utils", "qemu-img", "qemu"))
 	}
 	need("ssh", "Lima watches VMs with it", install("openssh-client", "openssh-clients", "openssh"))
@@ -64,4 +72,11 @@ func installQEMU(arch limayaml.Arch) func() string {
 		return install("qemu-system-arm", "qemu-system-aarch64", "qemu")
 	}
 	return install("qemu-system-x86", "qemu-system-x86", "qemu")
+}
+
+func installFirmware(arch limayaml.Arch) func() string {
+	if arch == limayaml.AARCH64 {
+		return install("qemu-efi-aarch64", "edk2-aarch64", "qemu")
+	}
+	return install("ovmf", "edk2-ovmf", "qemu")
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/lima-vm/lima/pkg/limayaml"
 	"github.com/lima-vm/lima/pkg/store/filenames"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -73,9 +74,11 @@ var known = []struct {
 }{
 	{[]string{"No space left on device", "no space left on device", "disk quota exceeded"}, fail.Host, "the disk is full", hint("df -h # and: agent-sessionizer destroy SESSION, agent-sessionizer image prune")},
 	{[]string{"Could not access KVM kernel module: Permission denied"}, fail.Host, "no permission to open /dev/kvm", hint(kvmHint)},
-	{[]string{"could not find firmware"}, fail.Host, "the UEFI firmware for VMs is missing", install("ovmf", "edk2-ovmf", "qemu")},
+	{[]string{`could not find firmware for "aarch64"`}, fail.Host, "the UEFI firmware for VMs of aarch64 is missing", installFirmware(limayaml.AARCH64)},
+	{[]string{"could not find firmware"}, fail.Host, "the UEFI firmware for VMs is missing", installFirmware(limayaml.X8664)},
 	{[]string{`"qemu-img": executable file not found`}, fail.Host, "qemu-img is missing", install("qemu-utils", "qemu-img", "qemu")},
 	{[]string{`"ssh": executable file not found`, `"ssh-keygen": executable file not found`}, fail.Host, "the SSH client is missing", install("openssh-client", "openssh-clients", "openssh")},
+	{[]string{`"qemu-system-aarch64": executable file not found`}, fail.Host, "QEMU for aarch64 is missing", installQEMU(limayaml.AARCH64)},
 	{[]string{"executable file not found"}, fail.Host, "QEMU is missing", func() string { return installQEMU(hostArch())() }},
 	// The log of the host agent may be cut after "process".
 	{[]string{"com.apple.security.virtualization", "Invalid virtual machine configuration. The process"}, fail.Host, "the program is not signed with the entitlement for Virtualization.framework", hint(codesignHint)},

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -297,7 +298,7 @@ func TestCheckNamesWhatIsMissing(t *testing.T) {
 	d := newDriver(t)
 	only(t)
 	missing := ""
-	for _, err := range d.Check(t.Context()) {
+	for _, err := range d.Check(t.Context(), hostArch()) {
 		if fail.CodeOf(err) != fail.Host || fail.HintOf(err) == "" {
 			t.Errorf("Check = %v (code %v, hint %q), want code %v with a hint", err, fail.CodeOf(err), fail.HintOf(err), fail.Host)
 		}
@@ -306,6 +307,31 @@ func TestCheckNamesWhatIsMissing(t *testing.T) {
 	for _, exe := range []string{"qemu-system-" + hostArch(), "qemu-img", "ssh ", "ssh-keygen"} {
 		if !strings.Contains(missing, exe) {
 			t.Errorf("Check = %s, want %s named", missing, exe)
+		}
+	}
+}
+
+// TestCheckForeignArchitecture checks that the programs for another architecture are required only
+// for its VMs, and that the hints name the packages that contain them.
+func TestCheckForeignArchitecture(t *testing.T) {
+	if hostArch() != vm.X8664 || runtime.GOOS != "linux" {
+		t.Skip("the packages are those for aarch64 on another host")
+	}
+	d := newDriver(t)
+	only(t, "qemu-system-x86_64", "qemu-img", "ssh", "ssh-keygen")
+	if problems := d.Check(t.Context(), vm.X8664); len(problems) > 0 {
+		t.Errorf("Check(x86_64) = %v, want nothing missing", problems)
+	}
+	problems := d.Check(t.Context(), vm.AArch64)
+	if len(problems) != 1 || fail.CodeOf(problems[0]) != fail.Host || fail.HintOf(problems[0]) != "apt-get install -y qemu-system-arm" {
+		t.Errorf("Check(aarch64) = %v, want one problem, and qemu-system-arm in its hint", problems)
+	}
+	if err := os.Symlink("qemu-system-x86_64", filepath.Join(os.Getenv("PATH"), "qemu-system-aarch64")); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range d.Check(t.Context(), vm.AArch64) { // unless this host has the firmware
+		if fail.HintOf(err) != "apt-get install -y qemu-efi-aarch64" {
+			t.Errorf("Check(aarch64) = %v (hint %q), want only the firmware missing", err, fail.HintOf(err))
 		}
 	}
 }

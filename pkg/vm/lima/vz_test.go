@@ -60,10 +60,7 @@ func checkContent(t *testing.T, path, want string) {
 }
 
 func TestVMTypes(t *testing.T) {
-	foreign := limayaml.AARCH64
-	if hostArch() == foreign {
-		foreign = limayaml.X8664
-	}
+	foreign := foreignArch()
 	for _, c := range []struct{ goos, arch, want string }{
 		{"linux", hostArch(), limayaml.QEMU},
 		{"linux", foreign, limayaml.QEMU},
@@ -78,7 +75,7 @@ func TestVMTypes(t *testing.T) {
 
 func TestMacDecisions(t *testing.T) {
 	d := newMacDriver(t)
-	if a, err := d.Accel(t.Context()); err != nil || a.Name != "vz" || a.Reason != "" {
+	if a, err := d.Accel(t.Context(), hostArch()); err != nil || a.Name != "vz" || a.Reason != "" {
 		t.Errorf("Accel = %+v, %v, want vz without a reason", a, err)
 	}
 	if _, err := d.StateKey(t.Context(), hostArch(), 2, 1<<30); err == nil || !strings.Contains(err.Error(), "cannot be saved") {
@@ -100,7 +97,10 @@ func TestMacDecisions(t *testing.T) {
 	}
 
 	only(t, "ssh", "ssh-keygen")
-	if missing := d.Check(t.Context()); len(missing) > 0 {
+	if missing := d.Check(t.Context(), foreignArch()); len(missing) != 1 || fail.HintOf(missing[0]) == "" {
+		t.Errorf("Check(%s) = %v, want one problem with a hint", foreignArch(), missing)
+	}
+	if missing := d.Check(t.Context(), hostArch()); len(missing) > 0 {
 		t.Errorf("Check without QEMU = %v, want nothing missing", missing)
 	}
 }

@@ -1085,6 +1085,9 @@ func getQemuVersion(qemuExe string) (*semver.Version, error) {
 	return parseQemuVersion(stdout.String())
 }
 
+// Firmware returns the path of the UEFI firmware. Changed for agent-sessionizer: exported.
+func Firmware(qemuExe string, arch limayaml.Arch) (string, error) { return getFirmware(qemuExe, arch) }
+
 func getFirmware(qemuExe string, arch limayaml.Arch) (string, error) {
 	switch arch {
 	case limayaml.X8664, limayaml.AARCH64, limayaml.ARMV7L, limayaml.RISCV64:
