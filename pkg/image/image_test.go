@@ -18,6 +18,7 @@ import (
 
 	sessionizer "github.com/agent-sessionizer/agent-sessionizer"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
 // imageFiles are the files that a maker must produce.
