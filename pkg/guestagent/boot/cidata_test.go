@@ -244,7 +244,7 @@ func FuzzUserData(f *testing.F) {
 	})
 }
 
-// Under Virtualization.framework, the seed disk is no CD drive. A disk that an earlier guest could write to
+// Under Virtualization.framework, the seed disk is a virtio disk. One that an earlier guest could write to
 // must not be taken for it.
 func TestFindCidata(t *testing.T) {
 	volume := func(id string) []byte {
