@@ -119,7 +119,7 @@ func checkArchitecture(t *testing.T, b *box, name string) {
 // checkFirewall checks that the guest agent's rules are in force.
 func checkFirewall(t *testing.T, b *box, name string) {
 	t.Helper()
-	for tables, want := range map[string]string{"iptables -S OUTPUT": "-P OUTPUT DROP", "ip6tables -S OUTPUT": "-P OUTPUT DROP", "iptables -t nat -S": "--dport 53"} {
+	for tables, want := range map[string]string{"iptables -S": "-A OUTPUT -j AGENT-OUT", "ip6tables -S": "-A OUTPUT -j AGENT-OUT", "iptables -t nat -S": "--dport 53 -j REDIRECT"} {
 		if rules := b.MustIn(name, "sudo "+tables); !strings.Contains(rules, want) {
 			t.Errorf("%s = %s, want %q", tables, rules, want)
 		}
@@ -128,8 +128,9 @@ func checkFirewall(t *testing.T, b *box, name string) {
 
 // forkForeign forks the session with its memory, and checks that both have their own identity.
 func forkForeign(t *testing.T, b *box, name string) {
-	b.MustIn(name, "echo mine >notes; systemd-run --user --quiet --unit=going sleep infinity || setsid -f sleep infinity")
-	pid := b.MustIn(name, "pgrep -x sleep | head -n 1")
+	const find = `pgrep -f "^sleep 54321"`
+	b.MustIn(name, "echo mine >notes; setsid -f sleep 54321 >/dev/null 2>&1 </dev/null")
+	pid := b.MustIn(name, find)
 	var forks []session.View
 	if err := json.Unmarshal([]byte(b.Asz("fork", "--json", name)), &forks); err != nil || len(forks) != 1 {
 		t.Fatalf("fork = %+v, %v, want one", forks, err)
@@ -139,10 +140,10 @@ func forkForeign(t *testing.T, b *box, name string) {
 		t.Errorf("fork = %+v, want its programs to continue, on %s", fork, guestArch)
 	}
 	differ(t, map[string]map[string]string{name: whoWithin(t, b, name, 20), fork.Name: whoWithin(t, b, fork.Name, 20)})
-	if got := b.MustIn(fork.Name, "cat notes; pgrep -x sleep | head -n 1"); got != "mine\n"+pid {
+	if got := b.MustIn(fork.Name, "cat notes; "+find); got != "mine\n"+pid {
 		t.Errorf("notes and process of the fork = %q, want mine and %s", got, pid)
 	}
 	checkFirewall(t, b, fork.Name)
 	b.Asz("destroy", "--force", fork.Name)
-	b.MustIn(name, "rm notes; pkill -x sleep || true")
+	b.MustIn(name, "rm notes; kill "+pid)
 }

@@ -37,6 +37,7 @@ func NewImageCmd(a *app.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var asJSON bool
+	var arch string
 	list := &cobra.Command{
 		Use: "list", Short: "List guest images, saved setups, standby VMs and builds", Args: app.Usage(cobra.NoArgs),
 		Example: `  agent-sessionizer image list`,
@@ -79,8 +80,9 @@ emulates its VMs, which takes many times as long.`,
 		Use: "inspect NAME", Short: "Show the files, saved VMs and users of an image", Args: app.Usage(cobra.ExactArgs(1)),
 		Example:           `  agent-sessionizer image inspect debian.golden`,
 		ValidArgsFunction: complete.Args(complete.BuiltImages(a)),
-		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], asJSON) },
+		RunE:              func(cmd *cobra.Command, args []string) error { return runImageInspect(a, args[0], arch, asJSON) },
 	}
+	inspect.Flags().StringVar(&arch, "arch", "", "`ARCH` of the image: x86_64 or aarch64 (default this host's)")
 	inspect.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	remove := &cobra.Command{
 		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a built image or a saved setup", Args: app.Usage(cobra.ExactArgs(1)),
@@ -162,12 +164,16 @@ type imageView struct {
 	UsedBy []string `json:"used_by"` // VMs whose disks are backed by it
 }
 
-func runImageInspect(a *app.App, name string, asJSON bool) error {
+func runImageInspect(a *app.App, name, arch string, asJSON bool) error {
+	arch, err := parseArch(arch)
+	if err != nil {
+		return err
+	}
 	images, err := app.Images(a)
 	if err != nil {
 		return err
 	}
-	i, err := images.Find(name, vm.HostArch())
+	i, err := images.Find(name, arch)
 	if err != nil {
 		return err
 	}
@@ -194,6 +200,15 @@ func runImageInspect(a *app.App, name string, asJSON bool) error {
 	return nil
 }
 
+// parseArch returns the architecture that --arch names: the host's if it was not set.
+func parseArch(name string) (string, error) {
+	arch, err := vm.ParseArch(cmp.Or(name, vm.HostArch()))
+	if err != nil {
+		return "", fmt.Errorf("--arch: %w", err)
+	}
+	return arch, nil
+}
+
 type imageBuildOptions struct {
 	from      string
 	suite     string
@@ -216,8 +231,8 @@ func runImageBuild(ctx context.Context, a *app.App, o imageBuildOptions) error {
 	if o.from = source.String(); source.Location == "" && o.from != image.Debian && o.from != image.Ubuntu {
 		return fail.New(fail.Usage, "--from must be debian, ubuntu, or the path or URL of a cloud image, got %q", o.from)
 	}
-	if o.arch, err = vm.ParseArch(cmp.Or(o.arch, vm.HostArch())); err != nil {
-		return fmt.Errorf("--arch: %w", err)
+	if o.arch, err = parseArch(o.arch); err != nil {
+		return err
 	}
 	cfg, err := a.Settings()
 	if err != nil {
