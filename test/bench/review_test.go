@@ -173,7 +173,7 @@ func writeRepo(b *realvm.Box) {
 	}
 }
 
-// untilEnd stands for the end of a program, in place of a text.
+// untilEnd means the end of a program, in place of a text.
 const untilEnd = ""
 
 // appears returns how many milliseconds a program takes until each text was on its

@@ -107,7 +107,7 @@ func RunSSHProxy(ctx context.Context, a *app.App, what string) error {
 	return pipe.Copy(a.Con.Out, conn)
 }
 
-// terminalEditor stands for $VISUAL or $EDITOR.
+// terminalEditor means $VISUAL or $EDITOR.
 const terminalEditor = "terminal"
 
 // editor is a program that opens files on other hosts over OpenSSH.
