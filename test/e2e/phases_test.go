@@ -171,11 +171,11 @@ agent: {kind: command, command: ["true"]}
 				there = n
 			}
 			text, err := os.ReadFile(filepath.Join(b.taskDir(id), "state.json"))
-			return err == nil && strings.Contains(string(text), `"state": "COMPLETED"`)
+			return err == nil && !strings.Contains(string(text), `"state": "COMPLETING"`)
 		})
 		want := []string{"PENDING", "STAGING", "PROVISIONING", "READY", "RUNNING", "COMPLETING", "COMPLETED"}
 		if got := b.path(id); !slices.Equal(got, want) {
-			t.Errorf("path of the task = %v, want %v", got, want)
+			t.Fatalf("path of the task = %v, want %v\n%s", got, want, b.Asz("task", "logs", "--of", "events", id))
 		}
 		sum, _, _ := strings.Cut(b.Asz("task", "logs", id), " ")
 		out := b.RunIn(filepath.Join(b.taskDir(id), "outbox", "artifacts"), "sh", "-c", "find . -name large.bin -exec sha256sum {} +").Stdout

@@ -6,7 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -220,9 +222,11 @@ func (b *Box) Logs() string {
 	return out.String()
 }
 
-// Processes returns the box's processes whose command line contains what, by pid.
+// Processes returns the box's processes whose command line contains what, by pid. A process that
+// was forked and has not started its program yet still has the command line of its parent. It is
+// left out, because a test that stops or kills it would stop or kill another program.
 func (b *Box) Processes(what string) map[int]string {
-	found := map[int]string{}
+	found, parents := map[int]string{}, map[int]int{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
 		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -234,10 +238,20 @@ func (b *Box) Processes(what string) map[int]string {
 		}
 		pid, err := strconv.Atoi(filepath.Base(dir))
 		if err == nil && pid != os.Getpid() {
-			found[pid] = line
+			found[pid], parents[pid] = line, parent(dir)
 		}
 	}
+	all := maps.Clone(found)
+	maps.DeleteFunc(found, func(pid int, line string) bool { return all[parents[pid]] == line })
 	return found
+}
+
+// parent returns the parent of the process with that directory in /proc.
+func parent(dir string) (pid int) {
+	status, _ := os.ReadFile(filepath.Join(dir, "status"))
+	_, after, _ := strings.Cut(string(status), "\nPPid:")
+	_, _ = fmt.Sscan(after, &pid) // 0 if the process has ended
+	return pid
 }
 
 // Leftovers returns the processes that have not ended within two minutes. It waits,
