@@ -19,11 +19,13 @@ WEB     := pkg/dashboard/web
 WEB_SRC := $(shell find $(WEB)/src -type f) $(addprefix $(WEB)/,.npmrc build.mjs package.json package-lock.json tsconfig.json)
 
 export CGO_ENABLED ?= $(if $(filter Darwin,$(shell uname -s)),1,0)
+# With the flag that released binaries have, the tests use the same compiled packages.
+export GOFLAGS += -trimpath
 
 .PHONY: build size guest web check test unit race script conformance browser vm vm-short e2e e2e-short arm64 pictures escape escape-short fault fault-short chaos sim mutate bench charts demo lint fmt vet-darwin setup clean install completions man notices package-files release-tools release-check package-check reproducible
 
 build: guest web ## bin/agent-sessionizer
-	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
+	go build -ldflags '$(LDFLAGS)' -o bin/agent-sessionizer ./cmd/agent-sessionizer
 
 # What remains is mostly NATS, SQLite, the guest agents, and our own code. See third_party/*/README.md.
 MAX_SIZE ?= 68000000
@@ -35,7 +37,7 @@ guest: $(GUEST)
 
 # -n omits the time stamp in the gzip header, so that the same source gives the same bytes.
 pkg/guestclient/bin/agent-guest-linux-%.gz: $(GUEST_SRC)
-	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -buildvcs=false -ldflags '-s -w' -o $(@:.gz=) ./cmd/agent-guest
 	gzip -9nf $(@:.gz=)
 
 web: pkg/dashboard/dist/index.html ## the pages of the dashboard, which the binary embeds
@@ -71,7 +73,7 @@ lint: $(GOLANGCI)
 vet-darwin:
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go vet ./...
 
-UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/testenv
+UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/realvm/... ./test/testenv
 
 unit: guest web
 	go test $(UNIT)
