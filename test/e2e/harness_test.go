@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,6 +24,10 @@ func newBox(t *testing.T) *box {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("sessions at the end:\n%s", b.Run("agent-sessionizer", "list").All())
+			logs, _ := filepath.Glob(b.taskDir("*") + "/keeper.log")
+			for _, log := range logs {
+				t.Logf("end of %s:\n%s", log, b.Run("tail", "-n", "5", log).All())
+			}
 		}
 	})
 	return b
