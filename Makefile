@@ -78,9 +78,9 @@ UNIT = $$(go list ./... | grep -v /test/) ./test/mutate ./test/picture ./test/re
 unit: guest web
 	go test $(UNIT)
 
-# The race detector slows the check of all texts and the SDK's WebAssembly down by ten times
-# or more, and neither has goroutines of ours.
-NO_RACE := . ./pkg/secret/onepassword
+# The race detector slows the check of all texts, the SDK's WebAssembly and the search for secrets down by
+# ten times or more, and none of them has goroutines of ours.
+NO_RACE := . ./pkg/diagnose ./pkg/secret/onepassword
 # SQLite, which is translated from C, would be four times as slow; only its own code is left out.
 RACE_FLAGS := -race -gcflags='modernc.org/...=-race=false'
 

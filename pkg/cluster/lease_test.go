@@ -90,7 +90,7 @@ func TestRestoredStreams(t *testing.T) {
 	lease, is := cluster.NewLease(h, bootclock.Now), cluster.Host{Name: "one", Incarnation: "first"}
 	renew := func() error {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		_, err := lease.Renew(ctx, is)
 		return err

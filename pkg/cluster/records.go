@@ -93,6 +93,7 @@ func (r records) append(ctx context.Context, id string, body any, after uint64) 
 	if len(text) > maxRecord {
 		return 0, fail.New(fail.Usage, "the record of %s%s has %d bytes, over the limit of %d", r.prefix, id, len(text), maxRecord)
 	}
+	var last error
 	for {
 		seq, err := r.try(ctx, id, m.ID, text, after)
 		if err == nil || errors.Is(err, ErrConflict) {
@@ -105,10 +106,13 @@ func (r records) append(ctx context.Context, id string, body any, after uint64) 
 		if refused(err) {
 			return 0, fmt.Errorf("write %s%s to the cluster: %w", r.prefix, id, err)
 		}
+		if ctx.Err() == nil || last == nil { // otherwise ctx cut this try short, and the one before it says more
+			last = err
+		}
 		select {
 		case <-time.After(tryPause):
 		case <-ctx.Done():
-			return 0, fmt.Errorf("write %s%s to the cluster: %w (%w)", r.prefix, id, context.Cause(ctx), err)
+			return 0, fmt.Errorf("write %s%s to the cluster: %w (%w)", r.prefix, id, context.Cause(ctx), last)
 		}
 	}
 }
