@@ -223,7 +223,7 @@ func cores(members []Membership) map[string]bool {
 }
 
 // setCores changes which servers may be connected to this one, and ends the connections to others, also those
-// that this server opened.
+// that this server opened. Connections that others had begun end with a later call, once they are complete.
 func (c *Core) setCores(members []Membership) error {
 	if c.external() { // it has no connections to other cores
 		return nil
@@ -233,20 +233,25 @@ func (c *Core) setCores(members []Membership) error {
 	now := cores(members)
 	c.mu.Lock()
 	for key := range c.cores {
-		c.gone = c.gone || !now[key]
+		if !now[key] {
+			c.gone = time.Now().Add(connectTimeout)
+		}
 	}
 	c.cores = now // new connections are checked against these
 	c.mu.Unlock()
-	if !c.gone {
+	if c.gone.IsZero() {
 		return nil
 	}
+	last := time.Now().After(c.gone)
 	// A reload may turn away a host that is logging in, which tries again.
 	o := c.opts.Clone()
 	o.Cluster.TLSPinnedCerts = pins(members)
 	if err := errors.Join(c.server.Load().ReloadOptions(o), c.server.Load().ReloadOptions(c.opts.Clone())); err != nil {
 		return fmt.Errorf("end the connections to removed cores: %w", err)
 	}
-	c.gone = false
+	if last {
+		c.gone = time.Time{}
+	}
 	return nil
 }
 

@@ -63,7 +63,7 @@ type Core struct {
 
 	reload sync.Mutex // held while the server's connections to removed cores end
 	opts   *server.Options
-	gone   bool // there may be such connections
+	gone   time.Time // until then, there may be such connections
 
 	// mu is never held during a call of the server, which calls checkCore while it holds locks of
 	// its own.
@@ -73,6 +73,10 @@ type Core struct {
 
 // reconnectPause is the time between two tries of this process to connect to its own server.
 const reconnectPause = 100 * time.Millisecond
+
+// connectTimeout is how long another server may take to connect: the server ends a connection that is not complete
+// after 90 s. Until it is complete, the server does not tell whose it is.
+const connectTimeout = 2 * time.Minute
 
 // startTimeout limits how long a server may take to listen. It waits for its disk only.
 const startTimeout = time.Minute
