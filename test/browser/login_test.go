@@ -30,7 +30,7 @@ func TestLogIn(t *testing.T) {
 	// A second login, in another tab, also is the login of the first tab.
 	second := b.Open(t)
 	second.LogIn(h.link())
-	p.Eval("window.old = true; location.hash = '#/host'", nil)
+	p.Eval("window.old = true; setTimeout(() => { location.hash = '#/host' })", nil) // the page loads again, which would fail Eval
 	p.Until("the first tab with the second login", `!window.old && document.querySelector("h1")?.textContent === "Host"`)
 	for _, page := range []*driver.Page{p, second} {
 		page.Load(strings.TrimSuffix(page.Address(), "#/host"))

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto"
 	"github.com/chromedp/cdproto/browser"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
@@ -169,32 +170,44 @@ func (p *Page) Exchanges(prefix string) (all []Exchange) {
 	return all
 }
 
-func (p *Page) run(actions ...chromedp.Action) {
-	p.t.Helper()
+func (p *Page) try(actions ...chromedp.Action) error {
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
-	if err := chromedp.Run(ctx, actions...); err != nil {
+	return chromedp.Run(ctx, actions...)
+}
+
+func (p *Page) run(actions ...chromedp.Action) {
+	p.t.Helper()
+	if err := p.try(actions...); err != nil {
 		p.t.Fatal(err)
 	}
+}
+
+func evaluate(expression string, result any) chromedp.Action {
+	return chromedp.Evaluate(expression, result, func(e *runtime.EvaluateParams) *runtime.EvaluateParams { return e.WithAwaitPromise(true) })
 }
 
 // Eval evaluates an expression in the page, and stores its value in result.
 func (p *Page) Eval(expression string, result any) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(expression, result, func(e *runtime.EvaluateParams) *runtime.EvaluateParams { return e.WithAwaitPromise(true) }))
+	p.run(evaluate(expression, result))
 }
 
-// Until waits until an expression is true in the page.
+// Until waits until an expression is true in the page, which may load another one meanwhile.
 func (p *Page) Until(what, expression string) {
 	p.t.Helper()
 	tick := time.NewTicker(30 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(patience); ; <-tick.C {
 		var yes bool
-		if p.Eval("!!("+expression+")", &yes); yes {
+		err := p.try(evaluate("!!("+expression+")", &yes))
+		var left *cdproto.Error // the page was left before it answered
+		switch {
+		case err != nil && !errors.As(err, &left):
+			p.t.Fatal(err)
+		case yes:
 			return
-		}
-		if time.Now().After(end) {
+		case time.Now().After(end):
 			p.t.Fatalf("%s: not within %v; the page at %s shows:\n%.3000s", what, patience, p.Address(), p.Text())
 		}
 	}
