@@ -84,9 +84,13 @@ NO_RACE := . ./pkg/diagnose ./pkg/secret/onepassword
 # SQLite, which is translated from C, would be four times as slow; only its own code is left out.
 RACE_FLAGS := -race -gcflags='modernc.org/...=-race=false'
 
+# Many of these tests wait for the disk, or for each other's processes: memory is faster, where there is enough, and
+# more tests may run at once than there are processors.
+FAST_TMP := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 10000000 {print "/dev/shm"}')
+
 race: guest web ## the unit tests with the race detector, which needs a C compiler
 	go test $(NO_RACE)
-	CGO_ENABLED=1 go test $(RACE_FLAGS) -timeout 20m $$(go list $(UNIT) | grep -vxF "$$(go list $(NO_RACE))")
+	CGO_ENABLED=1 $(if $(FAST_TMP),TMPDIR=$(FAST_TMP)) go test $(RACE_FLAGS) -p 3 -parallel 4 -timeout 20m $$(go list $(UNIT) | grep -vxF "$$(go list $(NO_RACE))")
 
 script: guest web
 	go test -count=1 -parallel 4 ./test/script/... # go does not track the tested binary, hence -count=1; most tests mostly wait

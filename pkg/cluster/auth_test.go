@@ -18,6 +18,7 @@ import (
 
 // TestStrangersCannotRestart sends, in the place of a name, what the server says about a full disk.
 func TestStrangersCannotRestart(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	const name = "critical write error"
 	for _, o := range []nats.Option{nats.UserInfo(name, name), nats.Name(name)} {
@@ -35,6 +36,7 @@ func TestStrangersCannotRestart(t *testing.T) {
 // TestWorkerIsConfined checks what a worker whose key was stolen can do, and that its
 // removal ends that.
 func TestWorkerIsConfined(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	taskLog(t, c, "a", 1)
 	core := c.JetStream()
@@ -169,6 +171,7 @@ func TestWorkerIsConfined(t *testing.T) {
 
 // TestWitnessLeaves grows a cluster, removes the witness and then loses a core.
 func TestWitnessLeaves(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Three(t)
 	l := taskLog(t, c, "a", 3)
 	seq, err := l.Append(t.Context(), "000000000001", cluster.Entry{Kind: cluster.Submitted}, 0)
@@ -204,6 +207,7 @@ func TestWitnessLeaves(t *testing.T) {
 // TestMemberAnswersOnlyItsRequests checks that a member receives the requests for its own secrets, and not
 // those for others'.
 func TestMemberAnswersOnlyItsRequests(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	keys, _ := c.Add("member", cluster.Member)
 	nc := c.Login(keys)
@@ -238,6 +242,7 @@ func TestMemberAnswersOnlyItsRequests(t *testing.T) {
 // TestRedirectedAnswers lets a worker redirect answers of the server, with a text of its choice, into the
 // streams that it may not write: NATS does not check where answers go. The list of members stays as it is.
 func TestRedirectedAnswers(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	core := c.JetStream()
 	members := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), core, "a", 1, c.Authority) })

@@ -19,8 +19,12 @@ import (
 // TestExternal founds a cluster whose streams are in another NATS server, and lets a member and a core join. They use
 // the streams and each other's tunnels, also after that server was down, and without the first core.
 func TestExternal(t *testing.T) {
+	t.Parallel()
 	for _, servers := range []int{1, 3} {
-		t.Run(fmt.Sprint(servers), func(t *testing.T) { external(t, servers) })
+		t.Run(fmt.Sprint(servers), func(t *testing.T) {
+			t.Parallel()
+			external(t, servers)
+		})
 	}
 }
 

@@ -37,6 +37,7 @@ func (r *stopsAfter) Read(p []byte) (int, error) {
 }
 
 func TestFiles(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	js := c.JetStream()
 	var f *cluster.Files
@@ -98,6 +99,7 @@ func TestFiles(t *testing.T) {
 // TestForgedFiles checks what the servers let a hostile worker do to the files of a task: not to delete
 // or replace what is stored, and not to read it.
 func TestForgedFiles(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	core := c.JetStream()
 	open := func(js jetstream.JetStream, k *cluster.Keys) *cluster.Files {
@@ -166,6 +168,7 @@ func TestForgedFiles(t *testing.T) {
 
 // TestFullCluster fills the store of files.
 func TestFullCluster(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	js := c.JetStream()
 	f := testcluster.Open(t, func() (*cluster.Files, error) {

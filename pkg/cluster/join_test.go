@@ -82,6 +82,7 @@ func authorize(t *testing.T, c *testcluster.Cluster, m *cluster.Members) {
 }
 
 func TestJoin(t *testing.T) {
+	t.Parallel()
 	c, m := admitting(t)
 	token := invite(t, c, m, cluster.Worker, time.Hour)
 	keys, err := cluster.NewKeys()
@@ -147,6 +148,7 @@ func TestJoin(t *testing.T) {
 // TestForeignNATS attacks as users of the NATS servers of cluster.url can: it writes an invitation, and answers
 // a host that wants to join.
 func TestForeignNATS(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	js := c.JetStream()
 	m := testcluster.Open(t, func() (*cluster.Members, error) { return cluster.OpenMembers(t.Context(), js, "a", 1, c.Authority) })
@@ -204,6 +206,7 @@ func TestForeignNATS(t *testing.T) {
 
 // TestTokenIsUsedOnce uses one token from several hosts at once.
 func TestTokenIsUsedOnce(t *testing.T) {
+	t.Parallel()
 	c, m := admitting(t)
 	token := invite(t, c, m, cluster.Member, time.Hour)
 	const hosts = 8
@@ -233,6 +236,7 @@ func TestTokenIsUsedOnce(t *testing.T) {
 }
 
 func TestTokenExpires(t *testing.T) {
+	t.Parallel()
 	c, m := admitting(t)
 	token := invite(t, c, m, cluster.Worker, time.Millisecond)
 	time.Sleep(10 * time.Millisecond) // the server's clock decides

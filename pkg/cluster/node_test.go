@@ -71,6 +71,7 @@ func hello(t *testing.T, from, to *cluster.Node) {
 
 // TestNodes founds a cluster, lets a host join, restarts both and removes the host.
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	if _, err := cluster.Start(t.Context(), first, slog.New(slog.DiscardHandler)); !errors.Is(err, cluster.ErrNone) {
@@ -128,6 +129,7 @@ func TestNodes(t *testing.T) {
 
 // TestGrow lets two cores join the first, which then is lost.
 func TestGrow(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := cluster.Found(at("one"), "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
@@ -198,6 +200,7 @@ func TestGrow(t *testing.T) {
 // TestUnchangedMembersAreNotRead checks that a host reads the members again only after a change, and
 // leaves nothing of its reading on the core.
 func TestUnchangedMembersAreNotRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	if _, err := cluster.Found(first, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
@@ -274,6 +277,7 @@ func TestUnchangedMembersAreNotRead(t *testing.T) {
 
 // A join that failed leaves keys for the next try with the same token. They are no cluster.
 func TestFoundAfterAFailedJoin(t *testing.T) {
+	t.Parallel()
 	a, err := cluster.NewAuthority("other")
 	if err != nil {
 		t.Fatal(err)
@@ -298,6 +302,7 @@ func TestFoundAfterAFailedJoin(t *testing.T) {
 
 // TestPortInUse starts a core while another program listens on one of its ports, and again when it has ended.
 func TestPortInUse(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"clients", "routes", "the witness"} {
 		t.Run(what, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a")

@@ -62,6 +62,7 @@ func nodesIn(t *testing.T, dir string, names ...string) map[string]*cluster.Node
 // TestHostCannotAnswerForAnother lets a core, which may read every message, answer in the place of
 // another host.
 func TestHostCannotAnswerForAnother(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "two")
 	s := all["one"].State
 	keys, err := s.Keys()
@@ -111,6 +112,7 @@ func TestHostCannotAnswerForAnother(t *testing.T) {
 
 // TestPeerConnsAreLimited opens more connections than one host may have.
 func TestPeerConnsAreLimited(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "two")
 	l := all["one"].Listen()
 	go func() {

@@ -33,6 +33,7 @@ func queue(t *testing.T) (*cluster.Queue, *cluster.TaskLog) {
 var amd64 = cluster.Host{Name: "one", Arch: "amd64", Slots: 1, FreeSlots: 1, FreeMemory: 16 << 30, FreeDisk: 1 << 40}
 
 func TestQueueOrder(t *testing.T) {
+	t.Parallel()
 	q, _ := queue(t)
 	small := cluster.Need{Arch: "amd64", Memory: 2 << 30}
 	for _, o := range []struct {
@@ -100,6 +101,7 @@ func TestQueueOrder(t *testing.T) {
 // TestQueueOnce checks that hosts that take from one queue claim each task exactly once, also if
 // an offer is made twice.
 func TestQueueOnce(t *testing.T) {
+	t.Parallel()
 	q, l := queue(t)
 	const tasks, hosts = 60, 5
 	submitted := map[string]uint64{}

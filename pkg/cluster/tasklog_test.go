@@ -56,6 +56,7 @@ var appends = porcupine.Model{
 // TestTaskLogIsLinearizable appends to a few tasks from several hosts at once while the cores
 // are restarted, and checks each task's history.
 func TestTaskLogIsLinearizable(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Three(t)
 	taskLog(t, c, "test", 3)
 	tasks := []string{"000000000001", "000000000002", "000000000003"}

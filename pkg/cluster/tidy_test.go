@@ -20,6 +20,7 @@ import (
 // TestFullStreams fills the streams that every host can put answers into. What is written to them then
 // fails at once, and succeeds after a core has removed what does not belong there.
 func TestFullStreams(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if _, err := cluster.Found(dir, "team", "one", testcluster.FreeAddr(t), testcluster.FreeAddr(t), testcluster.FreeAddr(t), nil); err != nil {
 		t.Fatal(err)

@@ -64,6 +64,7 @@ func tunnels(t *testing.T) pair {
 
 // TestTunnelIsAConn runs the standard suite for connections.
 func TestTunnelIsAConn(t *testing.T) {
+	t.Parallel()
 	p := tunnels(t)
 	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 		accepted := make(chan net.Conn, 1)
@@ -82,6 +83,7 @@ func TestTunnelIsAConn(t *testing.T) {
 
 // TestTunnelCarriesHTTP sends much in both directions at once over TLS.
 func TestTunnelCarriesHTTP(t *testing.T) {
+	t.Parallel()
 	p := tunnels(t)
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != "one" {
@@ -128,6 +130,7 @@ func TestTunnelCarriesHTTP(t *testing.T) {
 
 // TestTunnelRefuses dials hosts that do not answer, and presents certificates that do not count.
 func TestTunnelRefuses(t *testing.T) {
+	t.Parallel()
 	p := tunnels(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

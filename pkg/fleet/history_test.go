@@ -90,6 +90,7 @@ func (h *history) add(began time.Time, in call, out outcome) {
 // TestClaimsAreLinearizable lets hosts take tasks at the same time, some calls of which are cut off, while a core
 // declares hosts lost. porcupine then looks for an order of all calls in which no claim was taken from another host.
 func TestClaimsAreLinearizable(t *testing.T) {
+	t.Parallel()
 	const hosts, tasks, calls = 4, 8, 40
 	c := testcluster.Alone(t)
 	opened(t, c)

@@ -21,6 +21,7 @@ import (
 // TestLogIsReadOnce checks that a host which lost touch with its cluster for a moment does not read the
 // log of all tasks again: after an outage of the core, all hosts would do it at the same time.
 func TestLogIsReadOnce(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	nc := c.Login(c.Options["a"].Keys)

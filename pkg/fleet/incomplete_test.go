@@ -34,6 +34,7 @@ func entryOf(t *testing.T, kind cluster.Kind, change []byte) cluster.Entry {
 // TestIncompleteEntries writes entries to the log whose large parts are missing. A follower reads on at
 // once, and stores the one whose part appears: a claim of its own.
 func TestIncompleteEntries(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	one, two := newHost(t, c, "one", newStarts()), newHost(t, c, "two", newStarts())
@@ -92,6 +93,7 @@ func TestIncompleteEntries(t *testing.T) {
 
 // TestOverdue checks for how long an entry may be incomplete, and how many may be.
 func TestOverdue(t *testing.T) {
+	t.Parallel()
 	f := &fleet.Tasks{Log: slog.New(slog.DiscardHandler)}
 	now := time.Now()
 	if f.Overdue(1, now) || f.Overdue(1, now.Add(20*time.Second)) || !f.Overdue(1, now.Add(30*time.Second)) {
@@ -111,6 +113,7 @@ func TestOverdue(t *testing.T) {
 // TestCatchUpKeepsPosition stores the entries of one task in several steps. The entries of other tasks before them
 // are still to be read.
 func TestCatchUpKeepsPosition(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	core, two := newHost(t, c, "core", newStarts()), newHost(t, c, "two", newStarts())

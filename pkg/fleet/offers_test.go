@@ -20,6 +20,7 @@ func newStarts() *starts { return &starts{all: map[string]int{}, seen: map[strin
 
 // TestOffersAreCountedByLine removes the offer of a task while another line has more offers than tasks.
 func TestOffersAreCountedByLine(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	core := newHost(t, c, "core", newStarts())
@@ -43,6 +44,7 @@ func TestOffersAreCountedByLine(t *testing.T) {
 
 // TestCancelBeforeSubmission cancels a task that the cluster does not have yet.
 func TestCancelBeforeSubmission(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	one := newHost(t, c, "one", newStarts())

@@ -19,6 +19,7 @@ import (
 
 // TestLateClaims lets claims of a host arrive in the log after it was revoked and its tasks were released.
 func TestLateClaims(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	core, two := newHost(t, c, "core", newStarts()), newHost(t, c, "two", newStarts())
@@ -102,6 +103,7 @@ func TestLateClaims(t *testing.T) {
 
 // TestEarlyReturn lets a host return after a core has revoked it, and before that released its tasks.
 func TestEarlyReturn(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	core, two := newHost(t, c, "core", newStarts()), newHost(t, c, "two", newStarts())

@@ -334,6 +334,7 @@ func notStored(t *testing.T, c *testcluster.Cluster) {
 // TestForgedTaskGetsNoSecrets checks that a host runs no command and reads nothing for a task that
 // the log says was submitted there, but that no user of the host submitted.
 func TestForgedTaskGetsNoSecrets(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	hosts, _ := exchangers(t, c, "one", "two")
 	one, two := hosts["one"], hosts["two"]

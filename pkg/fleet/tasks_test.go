@@ -249,6 +249,7 @@ func (h *host) run(ctx context.Context) {
 }
 
 func TestTasksOfACluster(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -284,6 +285,7 @@ func TestTasksOfACluster(t *testing.T) {
 // TestHostsAreLost runs tasks on hosts that end at any moment. Some come back, others are revoked.
 // No task is lost, none starts twice unless it may, and the events in the log have no gap.
 func TestHostsAreLost(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -424,6 +426,7 @@ func sameEverywhere(t *testing.T, hosts []*host, ids []string) {
 
 // TestLostOffers removes the offers of waiting tasks, and the line of others. All of them run.
 func TestLostOffers(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -471,6 +474,7 @@ func TestLostOffers(t *testing.T) {
 // TestDamagedEntries writes to the log what no host can read: at the end of a task's entries, and as the
 // only entry of another. The task runs, and all hosts follow the log.
 func TestDamagedEntries(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -506,6 +510,7 @@ func TestDamagedEntries(t *testing.T) {
 // TestLostAnswer gives a task to another host after a host wrote events to the log, and did not learn
 // that they are there. They stay on that host, too.
 func TestLostAnswer(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -553,6 +558,7 @@ func TestLostAnswer(t *testing.T) {
 
 // TestLargeTasks runs tasks whose manifests and rows are too large for an entry of the log, on a worker.
 func TestLargeTasks(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
@@ -591,6 +597,7 @@ func TestLargeTasks(t *testing.T) {
 
 // TestForgedTasks puts tasks into the log that need what only a host's user may use. No host takes them.
 func TestForgedTasks(t *testing.T) {
+	t.Parallel()
 	c := testcluster.Alone(t)
 	opened(t, c)
 	st := &starts{all: map[string]int{}, seen: map[string]bool{}}
