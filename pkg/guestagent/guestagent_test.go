@@ -180,7 +180,7 @@ func TestFollow(t *testing.T) {
 	line := func(seq string) string {
 		return `{"seq":` + seq + `,"time":"2026-01-02T03:04:05Z","name":"n` + seq + `","type":"A","allowed":true}` + "\n"
 	}
-	g.write("run/agent-guest/queries.jsonl", line("1")+`{"cut`)
+	g.write("run/agent-guest/queries.jsonl", line("1")+line("2")[:10])
 	cmd := exec.CommandContext(t.Context(), g.program, "log", "--follow")
 	cmd.Env = append(os.Environ(), "AGENT_GUEST_ROOT="+g.root)
 	out, err := cmd.StdoutPipe()
@@ -198,7 +198,14 @@ func TestFollow(t *testing.T) {
 		}
 		switch want++; want {
 		case 2:
-			g.write("run/agent-guest/queries.jsonl", line("1")+line("2"))
+			f, err := os.OpenFile(filepath.Join(g.root, "run/agent-guest/queries.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteString(line("2")[10:]); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
 		case 3: // the files rotate
 			if err := os.Rename(filepath.Join(g.root, "run/agent-guest/queries.jsonl"), filepath.Join(g.root, "run/agent-guest/queries.1.jsonl")); err != nil {
 				t.Fatal(err)
