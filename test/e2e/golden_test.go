@@ -251,7 +251,7 @@ func TestForksAtOnce(t *testing.T) {
 func TestForkKilled(t *testing.T) {
 	for name, what := range map[string]string{"keeper": "keeper", "host agent": "hostagent", "QEMU": qemu, "gateway": "gateway"} {
 		t.Run(name, func(t *testing.T) {
-			if name != "keeper" && name != "QEMU" {
+			if name != "QEMU" {
 				long(t)
 			}
 			b := newBox(t)

@@ -117,12 +117,15 @@ agent: {kind: command, command: ["true"]}
 		id := b.submit(shell("true"), "")
 		b.until(id, "PROVISIONING")
 		b.cancel(id, "PROVISIONING")
-
-		id = b.submit(shell("true"), "")
+	})
+	t.Run("PROVISIONING with a VM", func(t *testing.T) {
+		long(t)
+		id := b.submit(shell("true"), "")
 		testenv.WaitFor(t, "QEMU", func() bool { return len(b.Processes(qemu)) > 0 })
 		b.cancel(id, "PROVISIONING")
 	})
 	t.Run("READY", func(t *testing.T) {
+		long(t)
 		id := b.submit(shell("true"), "")
 		// The guest freezes before the agent is started in it. From this step on the keeper only
 		// waits; stopped in a transaction, it would block all others.

@@ -148,7 +148,10 @@ func TestServe(t *testing.T) {
 
 	t.Run("killed and stopped under a task", func(t *testing.T) { serveKilled(t, b) })
 
-	t.Run("a unit", func(t *testing.T) { serveUnit(t, b) })
+	t.Run("a unit", func(t *testing.T) {
+		long(t)
+		serveUnit(t, b)
+	})
 }
 
 // serveKilled kills and stops serve while a task runs and its streams are read.

@@ -86,9 +86,12 @@ func TestSubtasks(t *testing.T) {
 		}
 	}
 
-	id = b.submit(shell("agent-guest task submit --name leaf -- sleep 3600; sleep 3600"), "cancel_grace: 1s")
-	testenv.WaitFor(t, "a running subtask", func() bool { return named("leaf").State == "RUNNING" })
-	b.Asz("task", "cancel", "--wait", id)
-	testenv.WaitFor(t, "the end of the subtask", func() bool { return named("leaf").State == "CANCELLED" })
+	t.Run("cancelled with its task", func(t *testing.T) {
+		long(t)
+		id := b.submit(shell("agent-guest task submit --name leaf -- sleep 3600; sleep 3600"), "cancel_grace: 1s")
+		testenv.WaitFor(t, "a running subtask", func() bool { return named("leaf").State == "RUNNING" })
+		b.Asz("task", "cancel", "--wait", id)
+		testenv.WaitFor(t, "the end of the subtask", func() bool { return named("leaf").State == "CANCELLED" })
+	})
 	b.nothingLeft()
 }
