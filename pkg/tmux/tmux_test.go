@@ -311,8 +311,8 @@ func TestSwitch(t *testing.T) {
 	if err != nil || argv != nil {
 		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
 	}
+	eventually(t, "the note as it was given", "a note #(touch", term.show) // first: it disappears
 	eventually(t, "switched", "ready", term.show)
-	eventually(t, "the note as it was given", "a note #(touch", term.show)
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("command in a note was run, want it quoted")
 	}
