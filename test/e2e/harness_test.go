@@ -24,6 +24,13 @@ func newBox(t *testing.T) *box {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("sessions at the end:\n%s", b.Run("agent-sessionizer", "list").All())
+			for _, s := range b.List() {
+				if s.State == "ready" {
+					t.Logf("in %s:\n%s", s.Name, b.Run("timeout", "60", "agent-sessionizer", "exec", s.Name, "--", "sh", "-c",
+						"date; ps -eo pid,ppid,stat,etimes,args --forest | tail -n 50; tmux capture-pane -p -t agent:claude").All())
+				}
+			}
+			t.Logf("logs:\n%s", b.Logs())
 			logs, _ := filepath.Glob(b.taskDir("*") + "/keeper.log")
 			for _, log := range logs {
 				t.Logf("end of %s:\n%s", log, b.Run("tail", "-n", "5", log).All())
