@@ -102,8 +102,11 @@ browser: guest web ## the dashboard in Chromium, with fake VMs
 	go test -tags browser -count=1 -timeout 10m ./test/browser/...
 
 # Sequential, because two VMs at once are too much for two cores.
-vm vm-short: guest ## the driver's suite and the built image, on real VMs; vm-short leaves out what the end-to-end tests use, and interrupted checkpoints
-	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers$(if $(filter vm,$@),|TestCheckpointInterrupted|TestDebianImage.*))$$' ./pkg/vm/lima ./pkg/image
+vm: guest ## the driver's suite and the built image, on real VMs
+	go test -tags vmtest -count=1 -p 1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers|TestCheckpointInterrupted|TestDebianImage.*)$$' ./pkg/vm/lima ./pkg/image
+
+vm-short: guest ## what the end-to-end tests do not show of the driver: a guest that panics, and one that powers off while it boots
+	go test -tags vmtest -count=1 -timeout 30m -v -run '^(TestSuite|TestPanic|TestLayers)$$/^(nothing_there|names|files_only|a_guest_.*)$$' ./pkg/vm/lima
 
 e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short repeats less
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet ./pkg/cluster
