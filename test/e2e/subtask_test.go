@@ -25,8 +25,8 @@ echo "level $level on $(hostname), branch $(git branch --show-current)" >"level$
 git add -A && git commit -qm "level $level"
 `
 
-// TestSubtasks runs subtasks in real VMs, three deep if it is not short, and cancels a task with its
-// subtask.
+// TestSubtasks runs a subtask in a real VM. If it is not short, the subtasks are three deep, and a task
+// is cancelled with its subtask.
 func TestSubtasks(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
