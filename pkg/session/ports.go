@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -182,14 +183,27 @@ func (p *publisher) sync(ctx context.Context, asked []PublishedPort) (is []Publi
 	return is, news
 }
 
-// listenNear listens on the loopback port that was used before, or on any if that is
-// taken.
-func listenNear(ctx context.Context, port uint16) (net.Listener, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
-	if err != nil && port != 0 {
-		l, err = lc.Listen(ctx, "tcp", "127.0.0.1:0")
+// lowPorts are the ports from which a new one is chosen, with an exclusive end. The
+// system gives none of them to outgoing connections (Linux uses those from 32768,
+// macOS from 49152), so the port is usually free when the session starts again.
+var lowPorts = [2]uint16{20000, 32768}
+
+// listenNear listens on the loopback port that was used before, or on any other if
+// that is taken or 0.
+func listenNear(ctx context.Context, port uint16) (l net.Listener, err error) {
+	listen := func(port uint16) bool {
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+		return err == nil
 	}
+	if port != 0 && listen(port) {
+		return l, nil
+	}
+	for range 16 {
+		if listen(lowPorts[0] + rand.N(lowPorts[1]-lowPorts[0])) {
+			return l, nil
+		}
+	}
+	listen(0)
 	return l, err
 }
 
