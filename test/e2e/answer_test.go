@@ -22,13 +22,13 @@ import (
 func (b *box) question(kind guestproto.QuestionKind, text string) ops.Question {
 	b.t.Helper()
 	var list []ops.Question
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) { // the guest needs the processor
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) { // the guest needs the processor
 		list = b.questions()
 		if len(list) == 1 && list[0].State == store.QuestionOpen && list[0].Kind == string(kind) && strings.Contains(list[0].Text, text) {
 			return list[0]
 		}
 	}
-	b.t.Fatalf("questions after a minute = %+v, want one of the kind %s with the text %q", list, kind, text)
+	b.t.Fatalf("questions after five minutes = %+v, want one of the kind %s with the text %q", list, kind, text)
 	return ops.Question{}
 }
 
@@ -254,7 +254,7 @@ func testMCP(t *testing.T, b *box, name string, m *model) {
 func (m *model) hears(t *testing.T, text string) {
 	t.Helper()
 	var last string
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		m.mu.Lock()
 		last = textOf(m.result)
 		m.mu.Unlock()
