@@ -137,9 +137,6 @@ func testCodexAnswers(t *testing.T, b *box, name string, w *attention, say func(
 		answer string
 		made   string
 	}{{"deny", "test ! -e made-by-the-agent"}, {"allow", "test -e made-by-the-agent"}, {"list the directory first", "test ! -e made-by-the-agent"}} {
-		if testing.Short() && c.answer == "deny" {
-			continue
-		}
 		b.MustIn(name, "rm -f made-by-the-agent")
 		say("RUNBASH")
 		w.blocks()

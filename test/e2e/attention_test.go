@@ -131,7 +131,9 @@ secrets:
 		})
 		typed("Escape")
 		w.leaves("Esc")
-		testCodexAnswers(t, b, name, w, say)
+		if !testing.Short() {
+			testCodexAnswers(t, b, name, w, say)
+		}
 		say("hello")
 		w.agent(guestproto.AgentDone, "")
 		b.MustIn(name, "pkill -KILL -u agent -x codex")

@@ -85,7 +85,10 @@ secrets:
 	t.Run("the host's proxy", func(t *testing.T) { useHostProxy(t, b, name) })
 
 	// The real registries.
-	t.Run("apt", func(t *testing.T) { installWithApt(t, b, proxy, name) })
+	t.Run("apt", func(t *testing.T) {
+		long(t)
+		installWithApt(t, b, proxy, name)
+	})
 	t.Run("npm", func(t *testing.T) { installWithNPM(t, b, proxy, name) })
 	t.Run("docker", func(t *testing.T) { runDocker(t, b, name) })
 	t.Run("a secret", func(t *testing.T) { sendSecret(t, b, forge, name) })
