@@ -188,7 +188,7 @@ release-check: release-tools ## what a release would publish for Linux, into dis
 	$(GORELEASER) check
 	scripts/release-check.sh
 
-package-check: ## installs and purges the built deb in a clean root file system; after release-check, as root
+package-check: ## installs and purges the built deb in a clean root file system; after release-check, as root; ARCH=arm64 for the other architecture
 	scripts/package-check.sh
 
 reproducible: ## builds the current commit twice, in two directories, and compares the programs

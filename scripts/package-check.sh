@@ -3,13 +3,14 @@
 # purges the package, and compares the files before and after. Then it does the same with the rpm in
 # an empty root file system, where only the rpm's dependencies are not installed. Needs root,
 # mmdebstrap and rpm. SYSTEM=FILE.tar keeps the file system with the dependencies for the next run.
+# ARCH=arm64 checks the packages for another architecture, with qemu-user-static.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 for tool in mmdebstrap rpm; do
   command -v "$tool" >/dev/null || { echo "package-check: $tool is missing; run: apt-get install $tool" >&2; exit 5; }
 done
-arch=$(dpkg --print-architecture)
+arch=${ARCH:-$(dpkg --print-architecture)}
 only() { # GLOB: the one file that it matches
   local found
   found=($1)
@@ -40,7 +41,7 @@ dependencies=$(dpkg-deb -f "$package" Depends | sed -E 's/ *\([^)]*\)//g; s/, */
 system=${SYSTEM:-$root/system.tar}
 if [ ! -f "$system" ]; then
   suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-  mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' --include="$dependencies" "$suite" "$system"
+  mmdebstrap --quiet --architectures="$arch" --variant=minbase --aptopt='APT::Install-Recommends "false"' --include="$dependencies" "$suite" "$system"
 fi
 mkdir "$root/system"
 tar -xf "$system" -C "$root/system" --exclude='./dev/*'
@@ -68,7 +69,7 @@ with_rpm() { rpm --root "$root/rpm" --dbpath /var/lib/rpm "$@"; }
 mkdir -p "$root"/rpm/{usr/{bin,lib/systemd/user,share/{man/man1,doc,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}},var/lib/rpm}
 with_rpm --initdb
 files rpm >"$root/before"
-with_rpm --install --nodeps "$rpm"
+with_rpm --install --nodeps --ignorearch "$rpm"
 chroot "$root/rpm" /usr/bin/agent-sessionizer version
 installed rpm site-functions
 check "the rpm must require QEMU" grep -qx qemu-kvm <(with_rpm --query --requires agent-sessionizer)
