@@ -129,7 +129,7 @@ func problemOf(err error) *Problem {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return problem(http.StatusServiceUnavailable, codeShutdown, "try again", "the request was interrupted")
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded) && fail.CodeOf(err) == fail.Failure: // an error with a code says what timed out
 		return problem(http.StatusGatewayTimeout, fail.Timeout.String(), "try again", "the request timed out")
 	case errors.Is(err, ops.ErrScope):
 		return problem(http.StatusForbidden, codeForbidden, fail.HintOf(err), "%v", err)

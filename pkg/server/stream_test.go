@@ -667,6 +667,13 @@ func TestProblemOfErrors(t *testing.T) {
 			t.Errorf("problemOf(%v) = %+v, want status %d, code %s, hint \"do it\"", code, p, statuses[code], code)
 		}
 	}
+	timeout := fail.New(fail.Host, "open a tunnel to host three: %w", context.DeadlineExceeded)
+	if p := problemOf(timeout); p.Code != fail.Host.String() || p.Detail != timeout.Error() {
+		t.Errorf("problemOf(%v) = %+v, want it as it is", timeout, p)
+	}
+	if p := problemOf(fmt.Errorf("list: %w", context.DeadlineExceeded)); p.Code != fail.Timeout.String() {
+		t.Errorf("problemOf of a timeout = %+v, want code %s", p, fail.Timeout)
+	}
 	if p := problemOf(errors.New("/secret/path: token=123")); p.Status != 500 || strings.Contains(p.Detail, "secret") {
 		t.Errorf("problemOf of another error = %+v, want status 500 without its text", p)
 	}
