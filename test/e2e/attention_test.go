@@ -25,6 +25,7 @@ import (
 // TestAttention runs the real Claude Code in a guest, with a model of the test's own,
 // and checks what the host learns about it.
 func TestAttention(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
 	m := newModel(t)

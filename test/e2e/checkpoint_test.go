@@ -53,8 +53,8 @@ func (k talk) say(t *testing.T, name, text string) (conversation string) {
 // TestCheckpoint talks with the real Claude Code, makes a checkpoint, lets the agent damage
 // everything, and restores it: the conversation goes on. Then it suspends the session, and forks it.
 func TestCheckpoint(t *testing.T) {
-	zone["api.anthropic.com."] = []string{forgeAddr}
-	t.Cleanup(func() { delete(zone, "api.anthropic.com.") })
+	t.Parallel()
+	useForgeAddr(t, "api.anthropic.com")
 	b := newBox(t)
 	b.Repo("project")
 	key := "sk-ant-oat01-" + random()

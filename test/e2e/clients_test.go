@@ -21,11 +21,7 @@ import (
 // programs in one real guest. The host is behind a company's proxy, except for the
 // names of the forge.
 func TestClients(t *testing.T) {
-	for _, name := range []string{"github.com.", "api.github.com.", "bound.example."} {
-		before := zone[name]
-		zone[name] = []string{forgeAddr}
-		t.Cleanup(func() { zone[name] = before })
-	}
+	useForgeAddr(t, "github.com", "api.github.com", "bound.example")
 	b := newBox(t)
 	token := "ghp_" + random()
 	forge := newForge(t, filepath.Join(b.Home, "forge"), token, "github.com", "api.github.com", "bound.example", "six.example", "proxied.example")

@@ -15,6 +15,7 @@ import (
 // TestCrash kills the processes of a real VM. Repeating the command must lead to the
 // same result; the disk and the work on it stay.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
 
@@ -92,6 +93,7 @@ func TestCrash(t *testing.T) {
 
 // TestDestroyWhileCreating cancels the work in the middle of a boot.
 func TestDestroyWhileCreating(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("project")
 	open := exec.Command("agent-sessionizer", append([]string{"open", "-d"}, append(strings.Fields(small), "./project")...)...)

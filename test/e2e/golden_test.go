@@ -104,6 +104,7 @@ func differ(t *testing.T, all map[string]map[string]string) {
 
 // TestGolden starts sessions from a golden image and from a saved VM.
 func TestGolden(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	for _, repo := range []string{"one", "two", "three"} {
 		b.Repo(repo)
@@ -249,6 +250,7 @@ func TestForksAtOnce(t *testing.T) {
 // TestForkKilled kills the processes of a fork while it wakes: repeating the command
 // leads to the same result.
 func TestForkKilled(t *testing.T) {
+	t.Parallel()
 	for name, what := range map[string]string{"keeper": "keeper", "host agent": "hostagent", "QEMU": qemu, "gateway": "gateway"} {
 		t.Run(name, func(t *testing.T) {
 			if name != "QEMU" {

@@ -30,8 +30,7 @@ const imagesName = "images.example"
 // TestImageDownload downloads the default image over HTTPS. It needs no VM: the
 // downloaded image is refused before a VM starts.
 func TestImageDownload(t *testing.T) {
-	zone[imagesName+"."] = []string{forgeAddr}
-	t.Cleanup(func() { delete(zone, imagesName+".") })
+	useForgeAddr(t, imagesName)
 	b := newBox(t)
 	forge := newForge(t, b.Home, random(), imagesName)
 	b.trust(forge)

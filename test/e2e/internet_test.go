@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"testing"
 
 	"github.com/miekg/dns"
 
@@ -24,14 +26,13 @@ const (
 	resolverAddr = "203.0.113.53"
 	allowedAddr  = "203.0.113.10" // github.com
 	foreignAddr  = "203.0.113.66" // evil.example
-	forgeAddr    = "203.0.113.40" // github.com, while TestClients runs
+	forgeAddr    = "203.0.113.40" // what useForgeAddr names
 	sixAddr      = "2001:db8::10" // six.example
 	lanAddr      = "10.9.9.9"
 	metadataAddr = "169.254.169.254"
 )
 
-// zone is what the pretend internet's resolver knows. No session runs while it is
-// changed.
+// zone is what the pretend internet's resolver knows. zoneLock protects it.
 var zone = map[string][]string{
 	"github.com.":        {allowedAddr},
 	"evil.example.":      {foreignAddr},
@@ -48,6 +49,30 @@ var zone = map[string][]string{
 	"5.asked.example.":   {"203.0.113.20"},
 	"alias.example.":     nil, // a CNAME to evil.example
 	"six.example.":       {sixAddr},
+}
+
+var zoneLock sync.Mutex
+
+// forgeLock is held by the test that uses forgeAddr.
+var forgeLock sync.Mutex
+
+// useForgeAddr makes the resolver answer names with forgeAddr until the end of the test. It waits until
+// no other test uses that address.
+func useForgeAddr(t *testing.T, names ...string) {
+	t.Helper()
+	forgeLock.Lock()
+	t.Cleanup(forgeLock.Unlock)
+	zoneLock.Lock()
+	defer zoneLock.Unlock()
+	before := maps.Clone(zone)
+	for _, name := range names {
+		zone[name+"."] = []string{forgeAddr}
+	}
+	t.Cleanup(func() {
+		zoneLock.Lock()
+		defer zoneLock.Unlock()
+		zone = before
+	})
 }
 
 // far is the namespace of the pretend internet.
@@ -161,7 +186,9 @@ func resolve(w dns.ResponseWriter, q *dns.Msg) {
 	m.SetReply(q)
 	name := strings.ToLower(q.Question[0].Name)
 	hit("dns " + name)
+	zoneLock.Lock()
 	addrs, ok := zone[name]
+	zoneLock.Unlock()
 	switch {
 	case !ok:
 		m.Rcode = dns.RcodeNameError

@@ -28,10 +28,8 @@ import (
 // keys. Their APIs are the test's own, under the providers' names. The gateway counts what they
 // use, and they stop when the budget is used up.
 func TestModels(t *testing.T) {
-	for _, name := range []string{"api.anthropic.com.", "api.openai.com."} {
-		zone[name] = []string{forgeAddr}
-		t.Cleanup(func() { delete(zone, name) })
-	}
+	t.Parallel()
+	useForgeAddr(t, "api.anthropic.com", "api.openai.com")
 	b := newBox(t)
 	b.Repo("project")
 	claudeKey, codexKey := "sk-ant-api03-"+random(), "sk-proj-"+random()
@@ -156,10 +154,7 @@ budget: {session: 5 USD, day: 50 USD}
 func TestLogins(t *testing.T) {
 	long(t)
 	names := []string{"api.anthropic.com", "platform.claude.com", "chatgpt.com", "auth.openai.com", "api.openai.com"}
-	for _, name := range names {
-		zone[name+"."] = []string{forgeAddr}
-		t.Cleanup(func() { delete(zone, name+".") })
-	}
+	useForgeAddr(t, names...)
 	b := newBox(t)
 	b.Repo("project")
 	forge := newForge(t, filepath.Join(b.Home, "forge"), "", names...)

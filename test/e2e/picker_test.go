@@ -13,6 +13,7 @@ import (
 // TestPicker uses the hotkey as on a normal day: it creates two sessions and switches
 // between them, one rings, and one is destroyed. make pictures keeps the screens.
 func TestPicker(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.Repo("api")
 	b.Repo("web")

@@ -45,18 +45,7 @@ type provisionWeb struct {
 func newProvisionWeb(t *testing.T, b *box, dir string) *provisionWeb {
 	t.Helper()
 	names := []string{"github.com", "nodejs.org", packagesName, registryName, imagesName}
-	before := map[string][]string{}
-	for _, name := range names {
-		before[name] = zone[name+"."]
-		zone[name+"."] = []string{forgeAddr}
-	}
-	t.Cleanup(func() {
-		for _, name := range names {
-			if zone[name+"."] = before[name]; before[name] == nil {
-				delete(zone, name+".")
-			}
-		}
-	})
+	useForgeAddr(t, names...)
 	ca := keptAuthority(t, filepath.Join(dir, "ca.pem"))
 	w := &provisionWeb{forge: newForgeOf(t, ca, filepath.Join(b.Home, "forge"), random(), names...)}
 	var err error

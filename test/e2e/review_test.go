@@ -167,8 +167,8 @@ func (j judged) lands(message, summary, result string) {
 // TestReview reviews what the real Claude Code commits, in a real terminal: it lands one hunk, sends the agent
 // a note, lands the rest and opens a pull request. If it is not short, it also compares forks.
 func TestReview(t *testing.T) {
-	zone["api.anthropic.com."] = []string{forgeAddr}
-	t.Cleanup(func() { delete(zone, "api.anthropic.com.") })
+	t.Parallel()
+	useForgeAddr(t, "api.anthropic.com")
 	b := newBox(t)
 	j := judged{box: b, clone: b.Repo("project"), many: 10_000}
 	if testing.Short() { // an emulated guest needs minutes to commit as many

@@ -10,6 +10,7 @@ import (
 // TestWorkspace puts a checkout into a workspace, whose VM then dies, and continues in another VM, which
 // runs nothing that the first one left.
 func TestWorkspace(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	dir := b.Repo("project")
 	b.Write("project/.claude/settings.json", "{}\n")
