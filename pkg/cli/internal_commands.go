@@ -32,7 +32,6 @@ import (
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/secret/onepassword"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/task"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm/lima"
 )
@@ -260,8 +259,7 @@ func attachGuest(ctx context.Context, a *app.App, h ops.Host, id string) error {
 			return err
 		}
 	}
-	// The login shell is zsh, which expands a bare =agent to the path of a command.
-	return sessioncmd.Terminal(ctx, a, h, s, ssh.Quote(s.Root+guestclient.ReadyTmux, "-d", s.Dir)+" >/dev/null && exec tmux -u attach-session -t '=agent'")
+	return sessioncmd.Terminal(ctx, a, h, s, guestclient.Guest{Root: s.Root}.AttachTmux(s.Dir), true)
 }
 
 func newCompletionCmd() *cobra.Command {

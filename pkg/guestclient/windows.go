@@ -58,6 +58,14 @@ func windowsOf(text string) (all []Window) {
 	return all
 }
 
+// AttachTmux returns the command that shows the guest's tmux session on a terminal. It first creates
+// the session's windows in dir. If tmux runs already, it does so while the terminal shows the session.
+func (g Guest) AttachTmux(dir string) string {
+	ready := ssh.Quote(g.Root+ReadyTmux, "-d", dir) + " >/dev/null"
+	// The login shell is zsh, which expands a bare =agent to the path of a command.
+	return "if tmux has-session -t '=agent' 2>/dev/null; then " + ready + " 2>&1 </dev/null & else " + ready + " || exit; fi; exec tmux -u attach-session -t '=agent'"
+}
+
 // ShareWindow returns the command that shows a window of the guest's tmux on a terminal,
 // without changing what other terminals show: in a tmux session of its own, which has the
 // same windows and ends with the terminal. For window "" it first creates the windows in dir

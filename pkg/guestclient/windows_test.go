@@ -2,11 +2,16 @@ package guestclient
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
 
 func TestWindowsOf(t *testing.T) {
@@ -34,6 +39,43 @@ func TestShareWindow(t *testing.T) {
 	for _, bad := range []string{"0", "@", "@1 ", "@1;kill-server", "@$(id)", "@1\n", "%1", "@12345678901"} {
 		if cmd, err := (Guest{}).ShareWindow(bad, "/"); err == nil {
 			t.Errorf("ShareWindow(%q) = %q, want an error", bad, cmd)
+		}
+	}
+}
+
+// A terminal waits for ready-tmux only if tmux does not run.
+func TestAttachTmux(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		filepath.Join(dir, "bin", "tmux"):     "[ $1 != has-session ] || exec test -e " + dir + "/runs\necho \"$*\" >>" + dir + "/log; : >" + dir + "/go\n",
+		filepath.Join(dir, "root", ReadyTmux): "[ ! -e " + dir + "/runs ] || until [ -e " + dir + "/go ]; do sleep 0.01; done\necho ready \"$*\" >>" + dir + "/log\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attach, ready := "-u attach-session -t =agent\n", "ready -d /it's/dir\n"
+	for _, want := range []string{ready + attach, attach + ready} { // the second time, tmux runs
+		cmd := exec.Command("sh", "-c", Guest{Root: filepath.Join(dir, "root")}.AttachTmux("/it's/dir"))
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", cmd, err, out)
+		}
+		var log []byte
+		testenv.WaitFor(t, "both commands", func() bool {
+			log, _ = os.ReadFile(filepath.Join(dir, "log"))
+			return len(log) >= len(want)
+		})
+		if string(log) != want {
+			t.Errorf("commands = %q, want %q", log, want)
+		}
+		for name, do := range map[string]func(string) error{"log": os.Remove, "go": os.Remove, "runs": func(name string) error { return os.WriteFile(name, nil, 0o600) }} {
+			if err := do(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

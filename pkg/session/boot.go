@@ -109,9 +109,11 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 		})
 	}
 	err = g.Wait()
-	if conn != nil {
-		defer conn.Close()
-	}
+	defer func() {
+		if conn != nil {
+			_ = conn.Close()
+		}
+	}()
 	if err != nil {
 		return err == booting, err //nolint:errorlint // which of them came first
 	}
@@ -165,6 +167,10 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.WasReady, f.Attention, f.ClockStopped = true, nil, false
 	})
+	if err == nil {
+		b.w.booted = b.w.connect(ctx, *s, conn) // before the session is ready, because terminals attach at once
+		conn = nil
+	}
 	return false, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"sync"
 	"time"
@@ -34,33 +35,57 @@ const (
 	steady    = time.Minute // a connection that lasted this long resets the backoff
 )
 
-// connection is the one connection that a watching keeper holds to its guest and
-// shares over a socket. After a loss it reconnects, for as long as the keeper
-// watches.
+// connection is the one connection that a keeper holds to the guest of a ready session and
+// shares over a socket. After a loss it reconnects.
 type connection struct {
 	dial   func(context.Context) (*ssh.Client, error)
 	socket string
 	log    *slog.Logger
+	stop   func() // ends the connection, and waits for its end
 
 	mu     sync.Mutex
 	client *ssh.Client
 	change chan struct{} // closed and replaced whenever client changes
 }
 
-// start maintains the connection until stop is called; stop waits for its end.
-func (c *connection) start(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	c.change = make(chan struct{})
+// connect shares a connection to the guest of s until stop is called. It begins with client, whose
+// socket exists when connect returns, or logs in if client is nil. It closes client.
+func (w *Worker) connect(ctx context.Context, s Session, client *ssh.Client) *connection {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	connections := Connections{Paths: w.Sessions.Config.Paths}
+	c := &connection{log: w.Log, socket: connections.relaySocket(s.ID), change: make(chan struct{})}
+	c.dial = func(ctx context.Context) (*ssh.Client, error) {
+		cur, err := w.Sessions.Get(ctx, s.ID)
+		if err != nil {
+			return nil, err
+		}
+		return connections.DialOwn(ctx, cur)
+	}
+	var l *net.UnixListener
+	if client != nil {
+		l = c.listen(ctx)
+	}
 	var tasks sync.WaitGroup
-	tasks.Go(func() { c.maintain(ctx) })
-	return func() {
+	tasks.Go(func() { c.maintain(ctx, client, l) })
+	c.stop = func() {
 		cancel()
 		tasks.Wait()
 	}
+	return c
 }
 
-func (c *connection) maintain(ctx context.Context) {
-	again(ctx, c.log, "guest connection failed", redialMin, redialMax, c.connectOnce)
+// maintain serves client, and after its loss other connections, until ctx ends.
+func (c *connection) maintain(ctx context.Context, client *ssh.Client, l *net.UnixListener) {
+	again(ctx, c.log, "guest connection failed", redialMin, redialMax, func(ctx context.Context) (err error) {
+		if client == nil {
+			if client, err = c.dial(ctx); err != nil {
+				return err
+			}
+			l = c.listen(ctx)
+		}
+		defer func() { client = nil }()
+		return c.serve(ctx, client, l)
+	})
 }
 
 // again repeats f, which holds a connection until it is lost, until ctx ends. The pauses
@@ -90,29 +115,32 @@ func again(ctx context.Context, log *slog.Logger, failure string, least, most ti
 	}
 }
 
-// connectOnce makes one connection and serves it until it is lost.
-func (c *connection) connectOnce(ctx context.Context) error {
-	client, err := c.dial(ctx)
+// listen creates the socket. It returns nil after a failure: the keeper's own use of the connection
+// does not need the socket, and commands can log in to the guest themselves.
+func (c *connection) listen(ctx context.Context) *net.UnixListener {
+	l, err := ssh.ListenRelay(c.socket)
 	if err != nil {
-		return err
+		c.log.WarnContext(ctx, "guest connection not shared", "error", err)
+		return nil
 	}
+	return l
+}
+
+// serve shares client over l, unless l is nil, until client is lost. Then it closes both.
+func (c *connection) serve(ctx context.Context, client *ssh.Client, l *net.UnixListener) error {
 	defer client.Close()
 	client.KeepAlive(ctx, aliveEvery, aliveWait)
 	c.set(client)
 	defer c.set(nil)
-	l, err := ssh.ListenRelay(c.socket)
-	if err != nil {
-		// The keeper's own use of the connection does not need the socket, and
-		// commands can log in to the guest themselves.
-		c.log.WarnContext(ctx, "guest connection not shared", "error", err)
-		select {
-		case <-client.Done():
-			return ssh.ErrUnreachable
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	if l != nil {
+		return client.Relay(ctx, l)
 	}
-	return client.Relay(ctx, l)
+	select {
+	case <-client.Done():
+		return ssh.ErrUnreachable
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (c *connection) set(client *ssh.Client) {

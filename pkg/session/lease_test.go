@@ -54,7 +54,7 @@ func TestVMStopsWithoutLease(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
-			got, err := w.watch(ctx, s)
+			got, err := w.watch(ctx, s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

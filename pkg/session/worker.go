@@ -58,6 +58,8 @@ type Worker struct {
 	// KillLocal removes the session's local tmux session; a missing one is a success.
 	KillLocal func(ctx context.Context, s Session) error
 
+	booted *connection // from the end of a start to the next step, which watches; nil otherwise
+
 	secretsLock  sync.Mutex // held while Redact is brought up to date
 	knownSecrets *time.Time // Status.SecretsAt of those that Redact knows; nil for none
 	delivered    time.Time  // Status.SecretsAt of those that this Worker delivered
@@ -185,6 +187,12 @@ func (w *Worker) markBroken(ctx context.Context, s Session, cause error) (Sessio
 func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 	ctx = traceid.With(ctx, s.Status.RequestedBy.Trace)
 	keep := context.WithoutCancel(ctx) // for writes that must happen even when the work is cancelled
+	booted := w.booted
+	w.booted = nil
+	if booted != nil && (s.Phase != Ready || s.Desired != Ready || s.Status.Restore != nil) {
+		booted.stop()
+		booted = nil
+	}
 	switch {
 	case s.Desired == Gone:
 		return w.destroy(keep, s)
@@ -221,32 +229,28 @@ func (w *Worker) Next(ctx context.Context, s Session) (Session, error) {
 		// Finish stopping, then start: a shutdown in progress cannot be undone.
 		return w.stop(keep, s)
 	case s.Desired == Ready && s.Phase == Ready:
-		return w.watch(ctx, s)
+		return w.watch(ctx, s, booted)
 	}
 	return s, fmt.Errorf("session %s is %s: no transition leads to %s", s.Name, s.Phase, s.Desired)
 }
 
 // watch waits until the VM has ended or ctx is cancelled. Meanwhile it keeps
-// the guest's policy up to date with the settings.
-func (w *Worker) watch(ctx context.Context, s Session) (Session, error) {
+// the guest's policy up to date with the settings. It ends conn, and makes one if conn is nil.
+func (w *Worker) watch(ctx context.Context, s Session, conn *connection) (Session, error) {
+	settings := w.Sessions.Config
+	defer func() { w.Sessions.Config = settings }() // not earlier: the goroutines below read it
+	if conn == nil {
+		conn = w.connect(ctx, s, nil)
+	}
+	defer conn.stop()
 	if err := w.checkpointer().settle(ctx, s); err != nil && ctx.Err() == nil {
 		w.Log.WarnContext(ctx, "failed to complete an interrupted checkpoint", "error", err)
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	settings := w.Sessions.Config
-	defer func() { w.Sessions.Config = settings }() // not earlier: the goroutines below read it
 	stamp := settings.Stamp()
 	var current atomic.Pointer[config.Config]
 	current.Store(settings)
-	conn := connection{log: w.Log, socket: Connections{Paths: w.Sessions.Config.Paths}.relaySocket(s.ID), dial: func(ctx context.Context) (*ssh.Client, error) {
-		cur, err := w.Sessions.Get(ctx, s.ID)
-		if err != nil {
-			return nil, err
-		}
-		return Connections{Paths: w.Sessions.Config.Paths}.DialOwn(ctx, cur)
-	}}
-	defer conn.start(ctx)()
 	var looking sync.WaitGroup
 	lctx, stopLooking := context.WithCancel(ctx)
 	defer func() { stopLooking(); looking.Wait() }()

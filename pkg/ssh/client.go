@@ -313,6 +313,9 @@ func wait[T any](ctx context.Context, c *Client, f func() (T, error)) (T, error)
 	}
 }
 
+// keepAlive is OpenSSH's request that checks a connection. Any answer counts, even a refusal.
+const keepAlive = "keepalive@openssh.com"
+
 // KeepAlive sends the guest a request at every interval and closes the connection
 // if no reply arrives within timeout. It returns immediately; its goroutine ends
 // with ctx or the connection.
@@ -329,9 +332,8 @@ func (c *Client) KeepAlive(ctx context.Context, interval, timeout time.Duration)
 			case <-tick.C:
 			}
 			bound, cancel := context.WithTimeout(ctx, timeout)
-			// Any answer counts, even a refusal.
 			_, err := wait(bound, c, func() (struct{}, error) {
-				_, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil)
+				_, _, err := c.ssh.SendRequest(keepAlive, true, nil)
 				return struct{}{}, err
 			})
 			cancel()

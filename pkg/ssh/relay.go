@@ -214,7 +214,7 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) {
 	_ = conn.SetDeadline(time.Time{})
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	tasks.Go(func() { ssh.DiscardRequests(reqs) }) // such as keep-alives, which the relay sends to the guest itself
+	tasks.Go(func() { r.keepAlives(reqs) })
 	slots := make(chan struct{}, relayChannels)
 	for n := range chans {
 		if !slices.Contains(relayedChannels, n.ChannelType()) {
@@ -231,6 +231,19 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) {
 			defer func() { <-slots }()
 			r.channel(n)
 		})
+	}
+}
+
+// keepAlives passes a client's keep-alives on to the guest, so that a client notices as early as one with
+// a connection of its own that the guest does not answer. It refuses all other requests.
+func (r *relay) keepAlives(reqs <-chan *ssh.Request) {
+	for req := range reqs {
+		if req.Type == keepAlive {
+			_, _, _ = r.guest.ssh.SendRequest(keepAlive, true, nil) // returns at the latest when the connection ends
+		}
+		if req.WantReply {
+			_ = req.Reply(false, nil)
+		}
 	}
 }
 

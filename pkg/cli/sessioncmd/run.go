@@ -148,7 +148,7 @@ automatically. With a command, it does the same as "exec".`,
 			if err != nil {
 				return err
 			}
-			return Terminal(ctx, a, h, s, inRepo(s, `exec "$SHELL" -l`))
+			return Terminal(ctx, a, h, s, inRepo(s, `exec "$SHELL" -l`), false) // the loss of the connection ends the shell
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
@@ -156,10 +156,14 @@ automatically. With a command, it does the same as "exec".`,
 }
 
 // Terminal runs a guest command on the user's terminal. It reconnects after the connection
-// was lost, even if the VM was stopped and started in the meantime.
-func Terminal(ctx context.Context, a *app.App, h ops.Host, s session.View, command string) error {
+// was lost, even if the VM was stopped and started in the meantime. If shared is true, it first uses
+// the keeper's connection, which saves a login. After the loss of that, it depends on no other process.
+func Terminal(ctx context.Context, a *app.App, h ops.Host, s session.View, command string, shared bool) error {
 	code, err := attach.Run(ctx, attach.Options{
-		Dial:    func(ctx context.Context) (*ssh.Client, error) { return dialStarting(ctx, h, s.ID) },
+		Dial: func(ctx context.Context) (*ssh.Client, error) {
+			defer func() { shared = false }()
+			return dialStarting(ctx, h, s.ID, shared)
+		},
 		Command: command, In: os.Stdin, Out: os.Stdout, Term: os.Getenv("TERM"), Title: s.ShortName(),
 		OnCopy: copyToClipboard(ctx, tmux.SlugName(s.ShortName(), s.ID)),
 	})
@@ -328,10 +332,10 @@ func guestPath(arg string, isHost func(string) bool) (name, path string, ok bool
 	return name, path, true
 }
 
-// dialStarting connects to a session's guest for a terminal, which must outlive the keeper. A session
-// that has no VM but is about to get it, such as one that is being restored, is unreachable.
-func dialStarting(ctx context.Context, h ops.Host, id string) (*ssh.Client, error) {
-	c, err := h.Dial(ctx, id, false)
+// dialStarting connects to a session's guest for a terminal. A session that has no VM but is about to
+// get it, such as one that is being restored, is unreachable.
+func dialStarting(ctx context.Context, h ops.Host, id string, shared bool) (*ssh.Client, error) {
+	c, err := h.Dial(ctx, id, shared)
 	if fail.CodeOf(err) != fail.Conflict {
 		return c, err
 	}
