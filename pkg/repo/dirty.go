@@ -33,7 +33,7 @@ func sendDirty(ctx context.Context, g Guest, dir, head, tmp string) (err error) 
 	}
 	git.stdin = strings.NewReader(revs)
 	args := []string{"pack-objects", "--revs", "--thin", "--stdout", "--delta-base-offset", "-q"}
-	return pipeInto(ctx, g, git, args, command(dirtyScript, tmp, commit))
+	return pipeGit(ctx, g, git, args, command(dirtyScript, tmp, commit))
 }
 
 // snapshot creates the commit, and returns the environment in which git can read
@@ -54,12 +54,11 @@ func snapshot(ctx context.Context, git hostGit, own, head string) (commit string
 	if err := os.Mkdir(ownObjects, 0o700); err != nil {
 		return "", nil, err
 	}
-	env = []string{
-		"GIT_INDEX_FILE=" + ownIndex, "GIT_OBJECT_DIRECTORY=" + ownObjects,
-		"GIT_ALTERNATE_OBJECT_DIRECTORIES=" + alternate(objects),
+	env = append(
+		writingTo(ownObjects, objects), "GIT_INDEX_FILE="+ownIndex,
 		"GIT_AUTHOR_NAME=agent-sessionizer", "GIT_AUTHOR_EMAIL=agent-sessionizer@localhost",
 		"GIT_COMMITTER_NAME=agent-sessionizer", "GIT_COMMITTER_EMAIL=agent-sessionizer@localhost",
-	}
+	)
 	git.env = env
 	if err := git.run(ctx, "add", "--update", "--", "."); err != nil {
 		return "", nil, err

@@ -114,7 +114,7 @@ func (f failures) each(t *testing.T, do func(t *testing.T) (string, error)) {
 
 // guestPrograms returns the programs that the guest's scripts call.
 func guestPrograms() []string {
-	return []string{"git", "sed", "sort", "cat", "tr", "wc", "mktemp", "head", "mkdir", "cp", "cut", "dirname", "mv", "ls", "sync", "awk"}
+	return []string{"git", "sed", "sort", "cat", "tr", "wc", "mktemp", "head", "mkdir", "cp", "cut", "dirname", "mv", "ls", "sync", "awk", "tar"}
 }
 
 // busyGuest returns a guest whose agent has work of every kind, and the target of a

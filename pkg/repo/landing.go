@@ -36,7 +36,7 @@ func (t *Trees) Merge(ctx context.Context, base, ours, theirs string) (tree stri
 	// Older versions of git merge only commits. These exist only here.
 	commits := t.git
 	commits.env = append(append([]string{}, commits.env...), identityEnv(noOne, noOne)...)
-	commits.env = append(commits.env, "GIT_OBJECT_DIRECTORY="+filepath.Join(t.dir, "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES="+alternate(t.objects))
+	commits.env = append(commits.env, writingTo(filepath.Join(t.dir, "objects"), t.objects)...)
 	commit := func(tree string, parents ...string) string {
 		if err != nil {
 			return ""

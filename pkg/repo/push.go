@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strconv"
@@ -26,6 +27,8 @@ type Source struct {
 	Session   string // whose fetched commits Commit may also name; "" for none
 	NewBranch string // instead of Branch, which it begins at; "" for none
 	Dirty     bool   // also copy a local clone's uncommitted and untracked files
+
+	TempDir string // holds the packed history while it is sent; "" for the system's
 }
 
 // Source returns the mirror as the source of a push.
@@ -308,59 +311,44 @@ func shallowEnds(ctx context.Context, g hostGit) (string, error) {
 	return strings.Join(ends, "\n"), nil
 }
 
-// send streams the source's bundle into the guest's receive script.
-func send(ctx context.Context, g Guest, src Source, o origin, line string, p Progress) error {
-	if o.kind == "empty" {
-		return run(ctx, g, line)
-	}
-	args := []string{"bundle", "create", "--progress", "-", "--branches", "--tags"}
-	if o.remote != "" {
-		args = append(args, "--remotes="+o.remote)
-	}
-	if sessionName.MatchString(src.Session) {
-		args = append(args, "--glob=refs/agents/"+src.Session+"/*")
-	}
-	if o.branch == "" {
-		args = append(args, "HEAD")
-	}
-	return pipeInto(ctx, g, hostGit{dir: src.Dir, progress: p}, args, line)
+// pipeGit pipes the output of a git on the host into a command in the guest.
+func pipeGit(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
+	return pipeInto(ctx, g, line, func(ctx context.Context, w io.Writer) error {
+		git.stdout = w
+		return git.run(ctx, args...)
+	})
 }
 
-// pipeInto runs a git on the host and pipes its output into a command in the guest.
-// Both have ended when it returns.
-func pipeInto(ctx context.Context, g Guest, git hostGit, args []string, line string) error {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("git %s: %w", subcommand(args), err)
-	}
-	gitCtx, cancel := context.WithCancel(ctx)
+// pipeInto runs a command in the guest on what write writes. Both have ended when it returns.
+func pipeInto(ctx context.Context, g Guest, line string, write func(context.Context, io.Writer) error) error {
+	r, w := io.Pipe()
+	writeCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	git.stdout = w
-	cmd, stderr, err := git.command(gitCtx, args)
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return errors.Join(err, r.Close(), w.Close())
-	}
-	_ = w.Close() // git has its own copy
+	written := make(chan error, 1)
+	go func() {
+		err := write(writeCtx, w)
+		_ = w.Close()
+		written <- err
+	}()
 	guestStderr := &tailBuffer{keep: maxText}
 	runErr := g.Run(ctx, line, ssh.IO{Stdin: r, Stderr: guestStderr})
-	_ = r.Close() // ends a git that still writes
 	if runErr != nil {
 		cancel()
 	}
-	gitErr := finished(gitCtx, cmd.Wait(), subcommand(args), stderr)
+	_ = r.Close() // ends a write that still waits
+	writeErr := <-written
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case runErr == nil:
-		return gitErr
+		return writeErr
 	}
 	// A source that cannot be read ends the stream early, and then the command in
-	// the guest fails too: report git's error.
-	if ge, ok := errors.AsType[*gitError](gitErr); ok && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") {
-		return gitErr
+	// the guest fails too: report the source's error.
+	ge, isGit := errors.AsType[*gitError](writeErr)
+	if isGit && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") ||
+		!isGit && writeErr != nil && !errors.Is(writeErr, io.ErrClosedPipe) && !errors.Is(writeErr, context.Canceled) {
+		return writeErr
 	}
 	return guestError(runErr, guestStderr)
 }

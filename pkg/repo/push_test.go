@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -32,6 +33,46 @@ func TestPushFromAMirror(t *testing.T) {
 	// The remote works like that of a clone.
 	tip := advance(t, bare, "main")
 	equal(t, "pulled", g.sh(t, "cd work/repo && git pull -q && git rev-parse HEAD"), tip)
+}
+
+// A push writes only to its TempDir, and leaves nothing there. It sends one pack with its index,
+// whatever the clone's configuration says.
+func TestPushLeavesNothing(t *testing.T) {
+	isolate(t)
+	clone, _ := localClone(t)
+	host(t, clone, "git config pack.packSizeLimit 1m && head -c 3000000 /dev/urandom >big && cp big big2 && echo 2 >>big2 && git add . && git commit -qm big")
+	before := host(t, clone, "find . -printf '%p %T@\\n' | sort")
+	src := Source{Dir: clone, Local: true, TempDir: t.TempDir()}
+	files := func() []string {
+		found, _ := filepath.Glob(filepath.Join(src.TempDir, "*", "*"))
+		return found
+	}
+	var during []string
+	g := newGuest(t)
+	g.wrap = func(st ssh.IO) ssh.IO {
+		if st.Stdin != nil {
+			during = append(during, files()...)
+		}
+		return st
+	}
+	push(t, g, src, g.dir())
+	if !slices.ContainsFunc(during, func(name string) bool { return strings.HasSuffix(name, ".idx") }) {
+		t.Errorf("files while the history was sent = %q, want an index", during)
+	}
+	equal(t, "packs and indexes", g.sh(t, "cd work/repo/.git/objects && git fsck --strict 2>&1 && ls pack | sed 's/.*[.]//' && find . -type f | grep -v pack/"), "idx\npack")
+	g.wrap = func(st ssh.IO) ssh.IO {
+		if st.Stdin != nil {
+			g.path = t.TempDir() // no program is found
+		}
+		return st
+	}
+	if _, err := Push(t.Context(), g, src, Checkout{Dir: g.dir() + "2"}, nil); err == nil {
+		t.Error("Push to a guest without programs = nil, want an error")
+	}
+	if left := files(); len(left) > 0 {
+		t.Errorf("files after the pushes = %q, want none", left)
+	}
+	equal(t, "the source", host(t, clone, "find . -printf '%p %T@\\n' | sort"), before)
 }
 
 func TestPushOtherBranches(t *testing.T) {

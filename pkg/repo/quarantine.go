@@ -31,17 +31,28 @@ const (
 )
 
 func (t *target) quarantine(ctx context.Context) (*quarantine, error) {
-	out, err := t.git.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	objects, err := t.git.objects(ctx)
 	if err != nil {
 		return nil, err
 	}
-	q := &quarantine{git: t.git, objects: strings.TrimSuffix(out, "\n")}
+	q := &quarantine{git: t.git, objects: objects}
 	q.dir = filepath.Join(q.objects, "tmp_objdir-incoming-"+ids.New())
-	q.git.env = []string{"GIT_OBJECT_DIRECTORY=" + q.dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + alternate(q.objects)}
+	q.git.env = writingTo(q.dir, q.objects)
 	if err := os.MkdirAll(filepath.Join(q.dir, "pack"), 0o700); err != nil {
 		return nil, fmt.Errorf("receive the guest's commits: %w", err)
 	}
 	return q, nil
+}
+
+// objects returns the directory of a repository's objects.
+func (g hostGit) objects(ctx context.Context) (string, error) {
+	out, err := g.output(ctx, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	return strings.TrimSuffix(out, "\n"), err
+}
+
+// writingTo returns the environment of a git that reads a repository's objects, and writes to dir.
+func writingTo(dir, objects string) []string {
+	return []string{"GIT_OBJECT_DIRECTORY=" + dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + alternate(objects)}
 }
 
 func (q *quarantine) remove() error { return os.RemoveAll(q.dir) }

@@ -84,7 +84,7 @@ func sendNew(ctx context.Context, g Guest, src Source, o origin, dir string, p P
 	}
 	git.stdin, git.progress = strings.NewReader(revs), p
 	args := []string{"pack-objects", "--revs", "--thin", "--stdout", "--delta-base-offset", "--progress"}
-	return pipeInto(ctx, g, git, args, command(updateScript+checkoutScript, dir, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.format))
+	return pipeGit(ctx, g, git, args, command(updateScript+checkoutScript, dir, src.URL, o.kind, o.remote, o.branch, o.commit, o.head, o.format))
 }
 
 // revisions returns the input of pack-objects that selects all objects in refs that the guest lacks.

@@ -2,7 +2,10 @@ package session
 
 import (
 	"context"
+	"errors"
+	"os"
 	"path"
+	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
 
@@ -224,8 +227,13 @@ func (gs guestSetup) provision(ctx context.Context, s *Session, g guestclient.Gu
 func (gs guestSetup) clone(ctx context.Context, s *Session, g guestclient.Guest, src repo.Source, target repo.Target) error {
 	return gs.w.step(ctx, s.ID, "clone into the guest", func(ctx context.Context, p vm.Progress) error {
 		to := checkout(*s)
+		src.TempDir = filepath.Join(gs.w.Sessions.Config.Paths.SessionDir(s.ID), "push")
+		err := errors.Join(os.RemoveAll(src.TempDir), os.MkdirAll(src.TempDir, 0o700)) // a keeper may have died while it pushed
+		if err != nil {
+			return fail.New(fail.Host, "pack the history: %w", err)
+		}
+		defer os.RemoveAll(src.TempDir) // otherwise, it goes with the session
 		var base repo.Base
-		var err error
 		switch {
 		case s.Status.FromSetup != nil:
 			base, err = repo.UpdateCheckout(ctx, g.SSH, src, to, repo.Progress(p))

@@ -454,7 +454,7 @@ func TestRelayWithAHostileGuest(t *testing.T) {
 			t.Errorf("cancelled Run = %v, want %v", err, context.Canceled)
 		}
 		c.KeepAlive(t.Context(), 10*time.Millisecond, 300*time.Millisecond)
-		<-c.Done() // the relay does not answer in the guest's place
+		<-c.Done()    // the relay does not answer in the guest's place
 		_ = c.Close() // the guest never sees it
 		r.stop()
 		<-r.ended

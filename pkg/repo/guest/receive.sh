@@ -1,4 +1,4 @@
-# Creates a repository at TMP from the bundle on stdin. checkout.sh follows.
+# Creates a repository at TMP from the archive on stdin, which packs.go describes. checkout.sh follows.
 # Usage: receive TMP PREFIX URL KIND REMOTE BRANCH COMMIT DEFAULT SHALLOW FORMAT
 # TMP is PREFIX with a unique suffix.
 tmp=$1 prefix=$2 url=$3 kind=$4 remote=$5 branch=$6 commit=$7 default=$8
@@ -16,6 +16,5 @@ mkdir .git/agent-sessionizer
 [ -z "$shallow" ] || printf '%s\n' "$shallow" >.git/shallow
 
 if [ "$kind" != empty ]; then
-	# "cat": git opens /dev/stdin by name, which a socket does not allow.
-	cat | git bundle unbundle /dev/stdin >.git/agent-sessionizer/refs
+	tar -x -m -C .git # not the host's times, because git deletes old garbage
 fi
