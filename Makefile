@@ -146,7 +146,7 @@ N ?= 40
 mutate: guest ## mutants that the unit tests of PKG do not detect; N=40 mutants of each (0: all), SEED=1, JOBS=2
 	go run ./test/mutate -n $(N) -seed $(or $(SEED),1) -j $(or $(JOBS),2) $(addprefix pkg/,$(PKG))
 
-# The ratios matter; a missed target is not a failure. BENCH=lifecycle, picker, tasks,
+# The ratios matter; a missed target is not a failure. BENCH=lifecycle, large, picker, tasks,
 # network, intercept, dns or review runs one part. Results of fewer than five BENCH_RUNS are not written.
 bench: setup guest ## sessions, their network and reviews compared with alternatives, into docs/benchmarks.* (up to an hour on 2 cores)
 	PATH=$$PATH:/usr/sbin command -v dnsmasq >/dev/null || $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends dnsmasq-base

@@ -52,7 +52,7 @@ func choose(part string) error {
 	if part == "" || flag.Lookup("test.run").Value.String() != "" {
 		return nil
 	}
-	if parts := []string{partLifecycle, partPicker, partTasks, partNetwork, partIntercept, partDNS, partReview}; !slices.Contains(parts, part) {
+	if parts := []string{partLifecycle, partLarge, partPicker, partTasks, partNetwork, partIntercept, partDNS, partReview}; !slices.Contains(parts, part) {
 		return fmt.Errorf("BENCH is %q; it is one of %v, or nothing for all", part, parts)
 	}
 	return flag.Set("test.run", "(?i)^Test(Report$|"+part+")")

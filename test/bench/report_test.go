@@ -31,6 +31,7 @@ const (
 // These are the parts, as BENCH names them, and the tables, in the document's order.
 const (
 	partLifecycle = "lifecycle"
+	partLarge     = "large"
 	partPicker    = "picker"
 	partTasks     = "tasks"
 	partNetwork   = "network"
@@ -43,6 +44,7 @@ const (
 	titleCommand   = "A session: commands and memory"
 	titleSaved     = "A session: checkpoints and suspension"
 	titleSetup     = "A repository: its setup"
+	titleLarge     = "A large repository: 60,000 files, 340 MB"
 	titleList      = "The list of sessions"
 	titlePicker    = "The picker and the switch"
 	titleServe     = "Tasks: submitted to serve, and followed"
@@ -56,7 +58,7 @@ const (
 	titleSearch    = "A search of recordings: 1 GiB"
 )
 
-var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleSetup, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS, titleReview, titleSearch}
+var titles = []string{titleReady, titleSteps, titleCommand, titleSaved, titleSetup, titleLarge, titleList, titlePicker, titleServe, titleTasks, titleDash, titleStack, titleVM, titleIntercept, titleDNS, titleReview, titleSearch}
 
 // runs returns how many turns each contender has.
 func runs() int {
