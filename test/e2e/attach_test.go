@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,28 +29,33 @@ func attach(t *testing.T, b *box, name string) {
 	sees("in-lima-" + name)
 	typed("clear", "Enter")
 
-	// the connection dies, and is restored automatically to the same windows
+	// returns types a sum until the screen has it: input without a connection is dropped, and a terminal
+	// offers nothing to wait on.
+	returns := func(what string) {
+		t.Helper()
+		n := rand.IntN(1_000_000)
+		answer := fmt.Sprint("answer-", n+1, "-")
+		for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), answer); time.Sleep(3 * time.Second) {
+			if time.Now().After(end) {
+				t.Fatalf("screen after %s = %s, want %s: the pane must reconnect", what, screen(), answer)
+			}
+			typed(fmt.Sprintf("echo answer-$((%d+1))-", n), "Enter")
+		}
+	}
 	pids := b.Processes("attach-session")
 	if len(pids) != 1 {
 		t.Fatalf("attach-session processes = %v, want 1", pids)
 	}
-	typed("echo before-$((40+2))", "Enter")
-	sees("before-42")
+	// the keeper dies, whose connection the terminal uses; then the terminal's own connection dies
+	b.kill("keeper")
+	returns("the end of the keeper")
 	b.In(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
-	// Input without a connection is dropped, so type until the connection is
-	// restored.
-	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "after-43"); time.Sleep(3 * time.Second) { // a terminal offers nothing to wait on
-		if time.Now().After(end) {
-			t.Fatalf("screen after the connection was cut = %s, want after-43: the pane must reconnect", screen())
-		}
-		typed("echo after-$((40+3))", "Enter")
-	}
+	returns("the end of the connection")
 	for pid := range b.Processes("attach-session") {
 		if pids[pid] == "" {
 			t.Errorf("attach-session process %v is new, want the one before to reconnect: %v", pid, pids)
 		}
 	}
-
 	// frozen for longer than a connection may be silent, as by the host's sleep, it
 	// continues
 	for pid := range pids {
@@ -56,19 +63,13 @@ func attach(t *testing.T, b *box, name string) {
 			t.Fatal(err)
 		}
 	}
-	typed("echo thawed-$((40+4))", "Enter")
 	time.Sleep(10 * time.Second) // simulates a sleep of the host
 	for pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(3 * time.Minute); !strings.Contains(screen(), "thawed-44"); time.Sleep(3 * time.Second) { // see above
-		if time.Now().After(end) {
-			t.Fatalf("screen after the freeze = %s, want thawed-44", screen())
-		}
-		typed("echo thawed-$((40+4))", "Enter")
-	}
+	returns("the freeze")
 
 	// text that the guest copies reaches the host's clipboard
 	typed("clear; printf '\\033]52;c;%s\\007' $(printf from-the-guest | base64)", "Enter")
