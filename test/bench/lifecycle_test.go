@@ -16,7 +16,6 @@ import (
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/lifecycle"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/session"
-	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/store"
 	"github.com/agent-sessionizer/agent-sessionizer/test/realvm"
 )
@@ -281,28 +280,11 @@ func (l *lifecycleBench) session(way string) {
 func (l *lifecycleBench) measure(contender, way string) (name string) {
 	l.t.Helper()
 	b := l.asking(way)
-	tmux := func(args ...string) realvm.Result {
-		return b.Run(append([]string{"tmux", "-f", "/dev/null", "-L", "terminal"}, args...)...)
-	}
 	attached := slices.DeleteFunc(openArgs("project"), func(arg string) bool { return arg == "-d" })
 	began := time.Now()
-	line := "unset TMUX; " + ssh.Quote(append([]string{realvm.Binary()}, attached...)...) + "; sleep infinity"
-	if r := tmux("new-session", "-d", "-s", "t", "-x", "120", "-y", "40", line); r.Code != 0 {
-		l.t.Fatalf("tmux new-session = exit %d\n%s\nwant exit 0", r.Code, r.All())
-	}
-	screen := ""
-	defer func() {
-		if l.t.Failed() {
-			l.t.Logf("screen:\n%s", screen)
-		}
-		tmux("kill-server")
-		b.Run("tmux", "kill-server") // the user's own
-	}()
-	waitLong(l.t, boot, "a prompt in the checkout", func() bool {
-		screen = tmux("capture-pane", "-p", "-t", "t").Stdout
-		return prompted.MatchString(screen)
-	})
+	reads(l.t, terminal(l.t, b, append([]string{realvm.Binary()}, attached...)...), boot, prompted)
 	prompt := time.Since(began).Seconds()
+	b.Run("tmux", "kill-server") // its terminal, too
 	name = l.only().Name
 	steps, ready := l.events(name, began, prompt)
 	l.t.Logf("%s: %.1f s to SSH ready, %.1f to a prompt", contender, ready, prompt)
@@ -311,8 +293,8 @@ func (l *lifecycleBench) measure(contender, way string) (name string) {
 	return name
 }
 
-// prompted matches a screen with the prompt of the guest's shell in the checkout.
-var prompted = regexp.MustCompile(`(?m)~/project .*[%#] *$`)
+// prompted matches what draws the prompt of the guest's shell in the checkout.
+var prompted = regexp.MustCompile(`~/project.{1,60}[%#]`)
 
 // events reads the events since a time. It returns how long each step took, the time
 // before the first and after the last step, and when SSH was ready.
@@ -414,7 +396,7 @@ func (l *lifecycleBench) use(name string) {
 	}
 	var sum memory
 	for pid, line := range b.Processes("") {
-		if strings.Contains(line, "qemu-system-") || strings.Contains(line, "attach-session") { // the terminal of before
+		if strings.Contains(line, "qemu-system-") || strings.Contains(line, "attach-session") { // of the terminal before
 			continue
 		}
 		m, err := memoryOf(pid)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -153,15 +154,21 @@ func paints(t *testing.T, b *realvm.Box, text string, argv ...string) float64 {
 // sees reads a terminal until text appears.
 func sees(t *testing.T, tty *os.File, text string) {
 	t.Helper()
-	if err := tty.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+	reads(t, tty, time.Minute, regexp.MustCompile(regexp.QuoteMeta(text)))
+}
+
+// reads reads a terminal until its output, with escape sequences, matches.
+func reads(t *testing.T, tty *os.File, limit time.Duration, want *regexp.Regexp) {
+	t.Helper()
+	if err := tty.SetReadDeadline(time.Now().Add(limit)); err != nil {
 		t.Fatal(err)
 	}
 	var seen []byte
 	buf := make([]byte, 64<<10)
-	for !bytes.Contains(seen, []byte(text)) {
+	for !want.Match(seen) {
 		n, err := tty.Read(buf)
 		if err != nil {
-			t.Fatalf("terminal = %q, %v, want %q", seen, err, text)
+			t.Fatalf("terminal = %q, %v, want %q", seen, err, want)
 		}
 		seen = append(seen, buf[:n]...)
 		if bytes.Contains(buf[:n], []byte("\x1b[6n")) { // a terminal reports its cursor position and its modes
