@@ -16,15 +16,16 @@ import (
 // have the index, and the guest would have to compute every object of the history to make it: for a
 // large repository that takes a small or emulated guest minutes.
 //
-// The archive that receive.sh unpacks into .git has the pack, the index and agent-sessionizer/refs,
-// which has one line for each branch and tag: the object id, a space and the full name.
+// The archive that receive.sh unpacks into .git has the pack, the index and agent-sessionizer/refs, which
+// is what offered returns.
 
 // packs makes the archive of a source's history.
 type packs struct {
 	git  hostGit // writes to dir instead of the source's objects
 	dir  string
 	refs string
-	name string // of the pack, without suffix
+	name string                          // of the pack, without suffix
+	free func(dir string) (int64, error) // bytes free on a directory's disk
 }
 
 // send sends the source's history to line, which unpacks it in the guest.
@@ -37,7 +38,7 @@ func send(ctx context.Context, g Guest, src Source, o origin, line string, p Pro
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(ps.dir)) }()
-	if err := ps.listRefs(ctx, src, o); err != nil {
+	if ps.refs, err = offered(ctx, ps.git, src, o); err != nil {
 		return err
 	}
 	if err := ps.write(ctx); err != nil {
@@ -52,7 +53,7 @@ func newPacks(ctx context.Context, src Source, p Progress) (*packs, error) {
 	if err != nil {
 		return nil, err
 	}
-	ps := &packs{git: git}
+	ps := &packs{git: git, free: freeSpace}
 	if ps.dir, err = os.MkdirTemp(src.TempDir, "agent-sessionizer-push-"); err != nil {
 		return nil, fail.New(fail.Host, "pack the history: %w", err)
 	}
@@ -60,41 +61,46 @@ func newPacks(ctx context.Context, src Source, p Progress) (*packs, error) {
 	return ps, nil
 }
 
-// listRefs finds the branches and tags to send.
-func (ps *packs) listRefs(ctx context.Context, src Source, o origin) error {
-	patterns := []string{"refs/heads", "refs/tags"}
+// offered returns the branches and tags that a guest gets, one a line: the object id, a space and the
+// full name.
+func offered(ctx context.Context, git hostGit, src Source, o origin) (string, error) {
+	among := []string{"refs/heads", "refs/tags"}
 	if o.remote != "" {
-		patterns = append(patterns, "refs/remotes/"+o.remote)
+		among = append(among, "refs/remotes/"+o.remote)
 	}
 	if sessionName.MatchString(src.Session) {
-		patterns = append(patterns, "refs/agents/"+src.Session)
+		among = append(among, "refs/agents/"+src.Session)
 	}
-	refs, err := ps.git.output(ctx, append([]string{"for-each-ref", "--format=%(objectname) %(refname)"}, patterns...)...)
+	refs, err := git.output(ctx, append([]string{"for-each-ref", "--format=%(objectname) %(refname)"}, among...)...)
 	if err == nil && o.branch == "" {
 		refs += o.commit + " HEAD\n"
 	}
-	ps.refs = refs
-	return err
+	return refs, err
+}
+
+// tipsOf returns the ids of refs, one a line.
+func tipsOf(refs string) string {
+	var tips strings.Builder
+	for line := range strings.Lines(refs) {
+		id, _, _ := strings.Cut(line, " ")
+		tips.WriteString(id + "\n")
+	}
+	return tips.String()
 }
 
 // write writes the pack and its index.
 func (ps *packs) write(ctx context.Context) error {
-	free, err := freeSpace(ps.dir)
+	free, err := ps.free(ps.dir)
 	if err != nil {
 		return err
 	}
 	if free -= diskReserve; free <= 0 {
 		return fullDisk(ps.dir)
 	}
-	var tips strings.Builder
-	for line := range strings.Lines(ps.refs) {
-		id, _, _ := strings.Cut(line, " ")
-		tips.WriteString(id + "\n")
-	}
 	g := ps.git
-	g.stdin, g.limits = strings.NewReader(tips.String()), &resourceLimits{fileBytes: free}
+	g.stdin, g.limits = strings.NewReader(tipsOf(ps.refs)), &resourceLimits{fileBytes: free}
 	name, err := g.output(ctx, "-c", "pack.packSizeLimit=0", "pack-objects", "--progress", "--revs", "--delta-base-offset", filepath.Join(ps.dir, "pack"))
-	if ge, ok := errors.AsType[*gitError](err); ok && diskFullErrors.MatchString(ge.stderr) {
+	if ge, ok := errors.AsType[*gitError](err); ok && (diskFullErrors.MatchString(ge.stderr) || tooLargeErrors.MatchString(ge.stderr)) {
 		return fullDisk(ps.dir)
 	}
 	ps.name = "pack-" + strings.TrimSpace(name)

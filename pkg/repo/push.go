@@ -9,6 +9,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -321,7 +322,10 @@ func pipeGit(ctx context.Context, g Guest, git hostGit, args []string, line stri
 
 // pipeInto runs a command in the guest on what write writes. Both have ended when it returns.
 func pipeInto(ctx context.Context, g Guest, line string, write func(context.Context, io.Writer) error) error {
-	r, w := io.Pipe()
+	r, w, err := os.Pipe() // which a git can have as its output: then nothing limits how long the guest may pause
+	if err != nil {
+		return fmt.Errorf("send to the guest: %w", err)
+	}
 	writeCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	written := make(chan error, 1)
@@ -347,7 +351,7 @@ func pipeInto(ctx context.Context, g Guest, line string, write func(context.Cont
 	// the guest fails too: report the source's error.
 	ge, isGit := errors.AsType[*gitError](writeErr)
 	if isGit && ge.code > 0 && !strings.Contains(ge.stderr, "pack-objects died") ||
-		!isGit && writeErr != nil && !errors.Is(writeErr, io.ErrClosedPipe) && !errors.Is(writeErr, context.Canceled) {
+		!isGit && writeErr != nil && !errors.Is(writeErr, syscall.EPIPE) && !errors.Is(writeErr, context.Canceled) {
 		return writeErr
 	}
 	return guestError(runErr, guestStderr)

@@ -75,6 +75,25 @@ func TestPushLeavesNothing(t *testing.T) {
 	equal(t, "the source", host(t, clone, "find . -printf '%p %T@\\n' | sort"), before)
 }
 
+// A full disk of the host is reported as such, before and while git writes the pack.
+func TestPushFullDisk(t *testing.T) {
+	isolate(t)
+	clone, _ := localClone(t)
+	host(t, clone, "head -c 3000000 /dev/urandom >big && git add . && git commit -qm big")
+	for _, free := range []int64{0, diskReserve, diskReserve + 1_000_000} {
+		src := Source{Dir: clone, Local: true, TempDir: t.TempDir()}
+		ps, err := newPacks(t.Context(), src, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ps.free = func(string) (int64, error) { return free, nil }
+		ps.refs = host(t, clone, "git rev-parse HEAD") + " HEAD\n"
+		if err := ps.write(t.Context()); fail.CodeOf(err) != fail.Host || !strings.Contains(fail.HintOf(err), "df -h") {
+			t.Errorf("with %d bytes free: %v (hint %q), want code %v with df", free, err, fail.HintOf(err), fail.Host)
+		}
+	}
+}
+
 func TestPushOtherBranches(t *testing.T) {
 	isolate(t)
 	ref, bare := upstream(t)
@@ -146,12 +165,31 @@ func (c *cut) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// counted counts what is read.
+type counted struct {
+	r io.Reader
+	n *int
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	*c.n += n
+	return n, err
+}
+
 func TestPushInterrupted(t *testing.T) {
 	isolate(t)
 	ref, _ := upstream(t)
 	mirror := ensure(t, mirrors(t), ref)
-	size := len(host(t, mirror.Dir, "git bundle create - --branches --tags 2>/dev/null | base64 -w0")) * 3 / 4
-	for _, at := range []int{0, 1, 20, 150, size / 2, size - 25, size - 3} {
+	whole, size := newGuest(t), 0
+	whole.wrap = func(st ssh.IO) ssh.IO {
+		if st.Stdin != nil {
+			st.Stdin = &counted{r: st.Stdin, n: &size}
+		}
+		return st
+	}
+	push(t, whole, mirror.Source(false), whole.dir())
+	for _, at := range []int{0, 1, 20, 600, 1100, size / 2, size - 1500, size - 1025, size - 1} { // 1,024 bytes end the archive
 		g := newGuest(t)
 		g.wrap = func(st ssh.IO) ssh.IO {
 			if st.Stdin != nil {

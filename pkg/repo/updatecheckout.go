@@ -1,7 +1,6 @@
 package repo
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"path"
@@ -59,19 +58,9 @@ func sendNew(ctx context.Context, g Guest, src Source, o origin, dir string, p P
 		return err
 	}
 	git := hostGit{dir: src.Dir}
-	among := []string{"refs/heads", "refs/tags"}
-	if o.remote != "" {
-		among = append(among, "refs/remotes/"+o.remote)
-	}
-	if sessionName.MatchString(src.Session) {
-		among = append(among, "refs/agents/"+src.Session)
-	}
-	refs, err := git.output(ctx, append([]string{"for-each-ref", "--format=%(objectname) %(refname)"}, among...)...)
+	refs, err := offered(ctx, git, src, o)
 	if err != nil {
 		return err
-	}
-	if o.branch == "" {
-		refs += o.commit + " HEAD\n"
 	}
 	revs, err := revisions(ctx, git, refs, string(known))
 	if err != nil {
@@ -89,11 +78,7 @@ func sendNew(ctx context.Context, g Guest, src Source, o origin, dir string, p P
 
 // revisions returns the input of pack-objects that selects all objects in refs that the guest lacks.
 func revisions(ctx context.Context, git hostGit, refs, known string) (string, error) {
-	var revs bytes.Buffer
-	for line := range strings.Lines(refs) {
-		id, _, _ := strings.Cut(line, " ")
-		revs.WriteString(id + "\n")
-	}
+	revs := tipsOf(refs)
 	var ids strings.Builder
 	for _, id := range strings.Fields(known) {
 		if objectID.MatchString(id) {
@@ -107,8 +92,8 @@ func revisions(ctx context.Context, git hostGit, refs, known string) (string, er
 	}
 	for line := range strings.Lines(out) {
 		if id := strings.TrimSpace(line); objectID.MatchString(id) { // otherwise the host no longer has it
-			revs.WriteString("^" + id + "\n")
+			revs += "^" + id + "\n"
 		}
 	}
-	return revs.String(), nil
+	return revs, nil
 }

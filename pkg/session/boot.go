@@ -141,7 +141,11 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 			}
 		}
 	}
-	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, !needsSetup || !s.isUntouched()); err != nil {
+	tools, err := b.w.guestSetup().hasTools(s)
+	if err != nil {
+		return false, err
+	}
+	if err := b.w.guestSetup().configure(ctx, s, gst, from, secrets, tools, !needsSetup || !s.isUntouched()); err != nil {
 		return true, err
 	}
 	if err := b.endSetAside(ctx, *s); err != nil {
@@ -167,10 +171,10 @@ func (b booter) tryStart(ctx context.Context, s *Session, maySaved bool) (inGues
 	*s, err = b.w.Sessions.updateStatus(ctx, s.ID, store.Event{}, func(f *Status) {
 		f.WasReady, f.Attention, f.ClockStopped = true, nil, false
 	})
-	if err == nil {
+	if err == nil && tools && !needsSetup {
 		b.w.booted = b.w.connect(ctx, *s, conn) // before the session is ready, because terminals attach at once
 		conn = nil
-	}
+	} // otherwise the user's groups, shell and environment, and sshd's limits, may have changed since that login
 	return false, err
 }
 

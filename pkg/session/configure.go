@@ -25,12 +25,8 @@ type guestSetup struct{ w *Worker }
 
 // configure sets up a running guest: network rules, tools, repository, home files and
 // secrets. The repository arrives over SSH, so cloning needs no network, but it needs
-// the tools.
-func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, from fetchedRepo, secrets secrets, home bool) error {
-	tools, err := gs.hasTools(s)
-	if err != nil {
-		return err
-	}
+// the tools, which the guest has or gets.
+func (gs guestSetup) configure(ctx context.Context, s *Session, gst guestclient.Guest, from fetchedRepo, secrets secrets, tools, home bool) (err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	provisioned := make(chan struct{})
 	one, other, third := *s, *s, *s

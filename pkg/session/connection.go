@@ -41,7 +41,8 @@ type connection struct {
 	dial   func(context.Context) (*ssh.Client, error)
 	socket string
 	log    *slog.Logger
-	stop   func() // ends the connection, and waits for its end
+	cancel func() // ends the connection
+	ended  sync.WaitGroup
 
 	mu     sync.Mutex
 	client *ssh.Client
@@ -65,13 +66,15 @@ func (w *Worker) connect(ctx context.Context, s Session, client *ssh.Client) *co
 	if client != nil {
 		l = c.listen(ctx)
 	}
-	var tasks sync.WaitGroup
-	tasks.Go(func() { c.maintain(ctx, client, l) })
-	c.stop = func() {
-		cancel()
-		tasks.Wait()
-	}
+	c.cancel = cancel
+	c.ended.Go(func() { c.maintain(ctx, client, l) })
 	return c
+}
+
+// stop ends the connection, and waits for its end.
+func (c *connection) stop() {
+	c.cancel()
+	c.ended.Wait()
 }
 
 // maintain serves client, and after its loss other connections, until ctx ends.

@@ -243,6 +243,7 @@ func (w *Worker) watch(ctx context.Context, s Session, conn *connection) (Sessio
 		conn = w.connect(ctx, s, nil)
 	}
 	defer conn.stop()
+	defer context.AfterFunc(ctx, conn.cancel)() // what waits for the guest below ends at once, too
 	if err := w.checkpointer().settle(ctx, s); err != nil && ctx.Err() == nil {
 		w.Log.WarnContext(ctx, "failed to complete an interrupted checkpoint", "error", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/peercred"
 )
@@ -121,6 +122,7 @@ type relay struct {
 	guest  *Client
 	config *ssh.ServerConfig
 	shells standbyShells
+	alive  singleflight.Group // the keep-alive that was sent last
 }
 
 func newRelay(c *Client) (*relay, error) {
@@ -194,8 +196,9 @@ func (c *Client) Relay(ctx context.Context, l *net.UnixListener) error {
 	}
 }
 
-// Relayed returns how many channels of other processes Relay has opened, and how many of them
-// are open now.
+// Relayed returns how many commands and forwarded connections of other processes Relay has carried,
+// and how many it carries now. Terminals do not count, because they show only by their input that they
+// are used.
 func (c *Client) Relayed() (opened int64, open int) {
 	return c.relayed.Load(), int(c.relaying.Load())
 }
@@ -239,7 +242,10 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) {
 func (r *relay) keepAlives(reqs <-chan *ssh.Request) {
 	for req := range reqs {
 		if req.Type == keepAlive {
-			_, _, _ = r.guest.ssh.SendRequest(keepAlive, true, nil) // returns at the latest when the connection ends
+			_, _, _ = r.alive.Do("", func() (any, error) { // one answer is for all clients that wait
+				_, _, err := r.guest.ssh.SendRequest(keepAlive, true, nil) // returns at the latest when the connection ends
+				return nil, err
+			})
 		}
 		if req.WantReply {
 			_ = req.Reply(false, nil)
@@ -283,11 +289,33 @@ func (r *relay) channel(n ssh.NewChannel) {
 			return
 		}
 	}
-	r.guest.relayed.Add(1)
-	r.guest.relaying.Add(1)
-	defer r.guest.relaying.Add(-1)
-	if ran := carry(client, input, *guest); ran || guest == standby {
+	u := &use{of: r.guest}
+	defer u.end()
+	if n.ChannelType() != "session" || guest == standby {
+		u.begin()
+	}
+	if ran := carry(client, input, *guest, u); ran || guest == standby {
 		r.shells.start()
+	}
+}
+
+// use counts a channel for Relayed, from the moment that it is more than a terminal.
+type use struct {
+	of    *Client
+	began bool
+}
+
+func (u *use) begin() {
+	if !u.began {
+		u.began = true
+		u.of.relayed.Add(1)
+		u.of.relaying.Add(1)
+	}
+}
+
+func (u *use) end() {
+	if u.began {
+		u.of.relaying.Add(-1)
 	}
 }
 
@@ -382,7 +410,7 @@ func (h half) abandon() {
 
 // carry passes all data between the two ends of a channel until both are closed. The guest reads
 // input, which ends with what the client sends. carry reports whether the client ran a command.
-func carry(client half, input io.Reader, guest half) (ran bool) {
+func carry(client half, input io.Reader, guest half, u *use) (ran bool) {
 	var tasks sync.WaitGroup
 	sent, reported := make(chan struct{}), make(chan struct{})
 	tasks.Go(func() {
@@ -401,7 +429,7 @@ func carry(client half, input io.Reader, guest half) (ran bool) {
 	// A command may end before the client has the reply to its request. The lock delays the exit
 	// status until then.
 	var answering sync.Mutex
-	tasks.Go(func() { ran = requests(client, guest, sent, &answering) })
+	tasks.Go(func() { ran = requests(client, guest, sent, &answering, u) })
 	outcome(client, guest, reported, &answering)
 	tasks.Wait()
 	return ran
@@ -409,8 +437,9 @@ func carry(client half, input io.Reader, guest half) (ran bool) {
 
 // requests passes the client's requests on to the guest, in order. When the client has closed its
 // end, requests closes the guest's. It does not wait for the guest while it reads from the client,
-// because it must notice when the client leaves. It reports whether the client requested a command.
-func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (ran bool) {
+// because it must notice when the client leaves. A command without a terminal is a use. It reports whether
+// the client requested a command.
+func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex, u *use) (ran bool) {
 	queue, passed := make(chan *ssh.Request, 64), make(chan struct{})
 	go func() {
 		defer close(passed)
@@ -423,12 +452,21 @@ func requests(client, guest half, sent <-chan struct{}, answering *sync.Mutex) (
 			answering.Unlock()
 		}
 	}()
+	terminal := false
 	for req := range client.reqs {
 		if !slices.Contains(relayedRequests, req.Type) {
 			_ = req.Reply(false, nil)
 			continue
 		}
-		ran = ran || req.Type == "exec"
+		switch req.Type {
+		case "pty-req":
+			terminal = true
+		case "exec", "shell", "subsystem":
+			ran = ran || req.Type == "exec"
+			if !terminal {
+				u.begin()
+			}
+		}
 		select {
 		case queue <- req:
 		default: // the guest does not answer, and the client keeps sending

@@ -549,13 +549,19 @@ func TestRelayLeavesNothing(t *testing.T) {
 	testenv.WaitFor(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// TestRelayed checks that the relay counts what others do over the connection.
+// TestRelayed checks that the relay counts what others do over the connection, except for terminals.
 func TestRelayed(t *testing.T) {
 	r := serve(t, func(c channel) { c.exit(0) }, nil).relay(t)
 	if opened, open := r.guest.Relayed(); opened != 0 || open != 0 {
 		t.Errorf("Relayed before any client = %d, %d, want 0, 0", opened, open)
 	}
 	c := r.through(t)
+	if err := c.Terminal(t.Context(), "", ssh.Terminal{}); err != nil {
+		t.Fatal(err)
+	}
+	if opened, _ := r.guest.Relayed(); opened != 0 {
+		t.Errorf("Relayed after a terminal = %d, want 0", opened)
+	}
 	if err := c.Run(t.Context(), "", ssh.IO{}); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -46,9 +47,17 @@ func attach(t *testing.T, b *box, name string) {
 	if len(pids) != 1 {
 		t.Fatalf("attach-session processes = %v, want 1", pids)
 	}
-	// the keeper dies, whose connection the terminal uses; then the terminal's own connection dies
+	// the terminal uses the keeper's connection; the keeper freezes, and then the terminal's own connection dies
+	if shows := b.MustIn(name, `tmux show-environment -t agent SSH_CONNECTION; echo "SSH_CONNECTION=$SSH_CONNECTION"`); len(slices.Compact(strings.Split(shows, "\n"))) != 1 {
+		t.Errorf("connections of the terminal and of exec = %s, want the same", shows)
+	}
+	for pid := range b.Processes("keeper") {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	returns("the freeze of the keeper")
 	b.kill("keeper")
-	returns("the end of the keeper")
 	b.In(name, `sudo pkill -o -f 'sshd.*agent@pts|sshd-session.*agent@pts'`)
 	returns("the end of the connection")
 	for pid := range b.Processes("attach-session") {

@@ -16,5 +16,5 @@ mkdir .git/agent-sessionizer
 [ -z "$shallow" ] || printf '%s\n' "$shallow" >.git/shallow
 
 if [ "$kind" != empty ]; then
-	tar -x -m -C .git # not the host's times, because git deletes old garbage
+	tar -xmf - -C .git # not the host's times, because git deletes old garbage
 fi
