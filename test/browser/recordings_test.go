@@ -3,6 +3,7 @@
 package browser
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -49,7 +50,9 @@ func TestRecordings(t *testing.T) {
 	p.Click("Download first<b>")
 	var id string
 	p.Eval(`document.querySelector("[data-recording]").dataset.recording`, &id)
-	if cast := string(p.Download(id + ".cast")); !strings.HasPrefix(cast, `{"version":2,`) || !strings.Contains(cast, "one-42") || strings.Contains(cast, `\u001b]`) {
+	cast := string(p.Download(id + ".cast"))
+	cast = regexp.MustCompile(`"]\n\[[0-9.]+, "o", "`).ReplaceAllString(cast, "") // a text may come in parts
+	if !strings.HasPrefix(cast, `{"version":2,`) || !strings.Contains(cast, "one-42") || strings.Contains(cast, `\u001b]`) {
 		t.Errorf("saved recording = %s, want an asciicast without operating system commands", cast)
 	}
 	p.CheckHarmless()
