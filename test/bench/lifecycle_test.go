@@ -396,7 +396,8 @@ func (l *lifecycleBench) use(name string) {
 	}
 	var sum memory
 	for pid, line := range b.Processes("") {
-		if strings.Contains(line, "qemu-system-") || strings.Contains(line, "attach-session") { // of the terminal before
+		// The host agent of either has a connection of ssh; attach-session is the terminal of before.
+		if strings.Contains(line, "qemu-system-") || strings.Contains(line, "attach-session") || strings.HasPrefix(line, "ssh") {
 			continue
 		}
 		m, err := memoryOf(pid)
