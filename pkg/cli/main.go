@@ -49,7 +49,7 @@ func Main() int {
 const youngGC = 400
 
 // postponeGC makes collections of garbage rare until the process has run for d. Most commands end
-// before, and one collection would take a sixth of their time. A process that sets its own percentage
+// before, and one collection would take about a seventh of their time. A process that sets its own percentage
 // keeps it.
 func postponeGC(d time.Duration) {
 	before := debug.SetGCPercent(youngGC)
