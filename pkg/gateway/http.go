@@ -27,7 +27,11 @@ const (
 	maxResponseHeader = 1 << 20
 	headerTime        = 60 * time.Second
 	httpIdle          = 10 * time.Minute
-	flushTime         = 5 * time.Millisecond // of an answer whose length is known
+	// How long the proxy delays a part of an answer, except for events (text/event-stream).
+	flushTime = time.Millisecond
+	// ContentLength of an answer whose length is unknown. With -1 the proxy would ignore flushTime and
+	// flush after each read, which makes another chunk and TLS record of a few bytes.
+	unknownLength = -2
 )
 
 // web is a real proxy for plain HTTP: it parses, checks and rewrites every request, so
@@ -126,8 +130,14 @@ func newWeb(g *Gateway) *web {
 			}
 			return response, nil
 		}),
-		FlushInterval: flushTime, // streams are passed on at once
-		BufferPool:    &copyBuffers{},
+		ModifyResponse: func(r *http.Response) error {
+			if r.ContentLength == -1 {
+				r.ContentLength = unknownLength
+			}
+			return nil
+		},
+		FlushInterval: flushTime,
+		BufferPool:    &copyBuffers{size: 32 << 10},
 		ErrorLog:      quiet,
 		ErrorHandler:  w.failed,
 	}
@@ -416,13 +426,16 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // copyBuffers is a pool of buffers for copying bodies.
-type copyBuffers struct{ pool sync.Pool }
+type copyBuffers struct {
+	size int // of each, in bytes
+	pool sync.Pool
+}
 
 func (b *copyBuffers) Get() []byte {
 	if p, ok := b.pool.Get().(*[]byte); ok {
 		return *p
 	}
-	return make([]byte, 32<<10)
+	return make([]byte, b.size)
 }
 
 func (b *copyBuffers) Put(p []byte) { b.pool.Put(&p) }

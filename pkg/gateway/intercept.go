@@ -294,6 +294,14 @@ func (c *conn) serveIntercepted(guest net.Conn, x *interception) {
 		c.fail(protoTLS, err)
 		return
 	}
+	if !c.crowded { // its buffers are large
+		out := newBatchConn(guest)
+		if !c.g.run(nil, out.pass) {
+			return
+		}
+		defer out.stop()
+		guest = out
+	}
 	session := tls.Server(guest, &tls.Config{
 		Certificates: []tls.Certificate{*certificate}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true,
 	})

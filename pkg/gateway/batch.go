@@ -1,0 +1,120 @@
+package gateway
+
+import (
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+const (
+	maxBatch  = 128 << 10       // bytes
+	batchTime = 5 * time.Second // for the rest of a connection that is closed
+)
+
+// batchConn is a connection that passes on together what is written while an earlier write is
+// passed on. A TLS connection writes each record separately, and without batches the guest would
+// get a packet for each.
+//
+// It has at most 2 * maxBatch bytes. An error of the connection is returned by a later write.
+type batchConn struct {
+	net.Conn
+	done chan struct{} // closed at the end of pass
+
+	mu      sync.Mutex
+	changed sync.Cond
+	pending []byte // from batches, nil if empty
+	err     error  // of all further writes
+}
+
+// batches is the pool of batchConn's buffers. A connection without pending bytes has none.
+var batches = copyBuffers{size: maxBatch}
+
+// newBatchConn returns a connection that passes writes on to c while pass runs.
+func newBatchConn(c net.Conn) *batchConn {
+	b := &batchConn{Conn: c, done: make(chan struct{})}
+	b.changed.L = &b.mu
+	return b
+}
+
+func (b *batchConn) Write(p []byte) (n int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for n < len(p) {
+		for b.err == nil && len(b.pending) == maxBatch {
+			b.changed.Wait()
+		}
+		if b.err != nil {
+			return n, b.err
+		}
+		if b.pending == nil {
+			b.pending = batches.Get()[:0]
+		}
+		k := min(len(p)-n, maxBatch-len(b.pending))
+		b.pending = append(b.pending, p[n:n+k]...)
+		n += k
+		b.changed.Broadcast()
+	}
+	return n, nil
+}
+
+// pass passes on what is written, until the connection fails, or stop was called and nothing is left.
+func (b *batchConn) pass() {
+	defer close(b.done)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for {
+		for b.pending == nil && b.err == nil {
+			b.changed.Wait()
+		}
+		batch := b.pending
+		if batch == nil {
+			return
+		}
+		b.pending = nil
+		b.changed.Broadcast()
+		b.mu.Unlock()
+		_, err := b.Conn.Write(batch)
+		batches.Put(batch[:maxBatch])
+		b.mu.Lock()
+		if err != nil {
+			b.fail(err)
+			b.pending = nil
+		}
+	}
+}
+
+// fail makes further writes fail. The caller holds mu.
+func (b *batchConn) fail(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+	b.changed.Broadcast()
+}
+
+// SetWriteDeadline makes further writes fail if t has passed. What was written before is still passed
+// on: crypto/tls sets such a deadline right after it has written the last record.
+func (b *batchConn) SetWriteDeadline(t time.Time) error {
+	if t.IsZero() || time.Until(t) > 0 {
+		return b.Conn.SetWriteDeadline(t)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail(os.ErrDeadlineExceeded)
+	return nil
+}
+
+// stop makes further writes fail, and waits until the rest is passed on, at most batchTime.
+func (b *batchConn) stop() {
+	b.mu.Lock()
+	b.fail(net.ErrClosed)
+	b.mu.Unlock()
+	_ = b.Conn.SetWriteDeadline(time.Now().Add(batchTime)) // fails only if the connection is closed
+	<-b.done
+}
+
+// Close passes on the rest, at most for batchTime, and closes the connection.
+func (b *batchConn) Close() error {
+	b.stop()
+	return b.Conn.Close()
+}
