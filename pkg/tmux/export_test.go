@@ -2,7 +2,7 @@ package tmux
 
 import "context"
 
-// SwitchOrAttach brings the user to a session that exists, ours or not.
-func (c Client) SwitchOrAttach(ctx context.Context, client, name, text string) ([]string, error) {
-	return c.switchOrAttach(ctx, client, name, text)
+// Attach returns the command line that attaches a client to a session that exists, ours or not.
+func (c Client) Attach(ctx context.Context, name string) ([]string, error) {
+	return c.attach(ctx, name, nil, nil)
 }

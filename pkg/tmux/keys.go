@@ -60,15 +60,25 @@ func destroyCommand(s Session) string {
 	if len(s.Destroy) == 0 {
 		return `display-message "this session cannot be destroyed from here"`
 	}
-	words := make([]string, len(s.Destroy))
-	for i, w := range s.Destroy {
-		words[i] = quote(w)
-	}
-	return "display-popup -E -w 80% -h 60% " + quote(strings.Join(words, " "))
+	return "display-popup -E -w 80% -h 60% " + quote(commandLine(s.Destroy))
 }
 
 // quote makes s one word, both in a shell and in a tmux command line.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// commandLine returns commands as one command line of tmux. With one command, a shell can read it, too.
+func commandLine(cmds ...[]string) string {
+	var line []string
+	for i, cmd := range cmds {
+		if i > 0 {
+			line = append(line, ";")
+		}
+		for _, word := range cmd {
+			line = append(line, quote(word))
+		}
+	}
+	return strings.Join(line, " ")
+}
 
 // argument returns s as one argument in tmux's argv, where a semicolon at the end of
 // a word would end the command.

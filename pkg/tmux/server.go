@@ -22,15 +22,20 @@ type ServerState struct {
 }
 
 // ReadState reads the server's state, with one call of tmux. It does not start a server.
-func (c Client) ReadState(ctx context.Context) (ServerState, error) {
+func (c Client) ReadState(ctx context.Context) (ServerState, error) { return c.readState(ctx) }
+
+// readState reads the state, and then runs the commands cmds.
+func (c Client) readState(ctx context.Context, cmds ...[]string) (ServerState, error) {
 	const owner = "#{" + ownerOption + "}"
 	show := func(text string) []string { return []string{"display-message", "-p", text} }
-	out, err := c.run(ctx, nil,
-		show("version #{version}"), show("socket #{socket_path}"), show("here "+owner),
-		show("prefix"), []string{"show-options", "-gv", "prefix"}, []string{"show-options", "-gv", "prefix2"},
-		[]string{"list-clients", "-F", "client " + owner + " #{client_name}"},
-		[]string{"list-sessions", "-F", "session " + owner + " #{session_attached} #{session_name}"},
-	)
+	out, err := c.run(ctx, nil, append([][]string{
+		show("version #{version}"), show("socket #{socket_path}"), show("here " + owner),
+		show("prefix"),
+		{"show-options", "-gv", "prefix"},
+		{"show-options", "-gv", "prefix2"},
+		{"list-clients", "-F", "client " + owner + " #{client_name}"},
+		{"list-sessions", "-F", "session " + owner + " #{session_attached} #{session_name}"},
+	}, cmds...)...)
 	if noServer(err) {
 		return ServerState{}, nil
 	}

@@ -100,14 +100,18 @@ func recent(version string) bool {
 // its settings. If a session of that name has another key, or none, New does not change it and
 // returns a Conflict.
 func (c Client) New(ctx context.Context, s Session) (ServerState, error) {
-	server, err := c.ensure(ctx, s)
+	server, _, err := c.ensure(ctx, s)
 	if err != nil {
 		return server, err
 	}
-	if _, err := c.run(ctx, nil, configuration(s, server.prefixes)...); err != nil {
-		return server, fmt.Errorf("configure tmux session %s: %w", s.Name, err)
+	return server, c.configure(ctx, s.Name, configuration(s, server.prefixes))
+}
+
+func (c Client) configure(ctx context.Context, name string, cmds [][]string) error {
+	if _, err := c.run(ctx, nil, cmds...); err != nil {
+		return fmt.Errorf("configure tmux session %s: %w", name, err)
 	}
-	return server, nil
+	return nil
 }
 
 // Enter does what New does, and then shows the user the session.
@@ -117,22 +121,75 @@ func (c Client) New(ctx context.Context, s Session) (ServerState, error) {
 // that should replace this process (syscall.Exec), starting with the program's path. The client
 // shows text for some seconds, unless it is "".
 func (c Client) Enter(ctx context.Context, client string, s Session, text string) (ServerState, []string, error) {
-	server, err := c.ensure(ctx, s)
+	var show [][]string
+	if text != "" {
+		show = append(show, displayCommand(client, text))
+	}
+	if client == "" && os.Getenv("TMUX") == "" {
+		server, _, err := c.ensure(ctx, s)
+		if err != nil {
+			return server, nil, err
+		}
+		argv, err := c.attach(ctx, s.Name, configuration(s, server.prefixes), show)
+		return server, argv, err
+	}
+	change := switchTo(client, s.Name)
+	server, created, err := c.ensure(ctx, s, change...)
 	if err != nil {
 		return server, nil, err
 	}
-	argv, err := c.switchOrAttach(ctx, client, s.Name, text, configuration(s, server.prefixes)...)
-	return server, argv, err
+	cmds := configuration(s, server.prefixes)
+	if created { // shown only now, when it looks as it should
+		cmds = append(cmds, change...)
+	}
+	return server, nil, c.configure(ctx, s.Name, append(cmds, show...))
 }
 
-// ensure creates the session s unless it exists, and returns the server's state after that.
-func (c Client) ensure(ctx context.Context, s Session) (ServerState, error) {
-	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
-		return ServerState{}, fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
+// attach runs the commands cmds, and returns the command line that attaches a client to a session and
+// runs the commands show there.
+func (c Client) attach(ctx context.Context, name string, cmds, show [][]string) ([]string, error) {
+	cmds = append(cmds, []string{
+		"if-shell", "-F", "-t", target(name), "#{==:#{session_attached},0}", commandLine(detachOnDestroy(name, "on")),
+	})
+	if err := c.configure(ctx, name, cmds); err != nil {
+		return nil, err
 	}
-	server, err := c.ReadState(ctx)
+	bin, err := c.path()
 	if err != nil {
-		return server, err
+		return nil, err
+	}
+	argv := append(append([]string{bin}, c.server()...), "-u", "attach-session", "-t", target(name))
+	for _, cmd := range show {
+		argv = append(append(argv, ";"), cmd...)
+	}
+	return argv, nil
+}
+
+// switchTo returns the commands that switch a client to a session.
+func switchTo(client, name string) [][]string {
+	return [][]string{detachOnDestroy(name, "off"), to(client, "switch-client", "-t", target(name))}
+}
+
+// detachOnDestroy returns the command that decides what a session's clients do when it ends. A client
+// that was switched to it must show another session, and a client that was attached from a shell
+// must return to the shell. tmux has only one option for all clients of a session. An attach
+// from a shell turns it on only if no other client is attached, so that no switched client is detached.
+func detachOnDestroy(name, value string) []string {
+	return []string{"set-option", "-t", target(name), "detach-on-destroy", value}
+}
+
+// ensure creates the session s unless it exists, and returns the server's state after that. If the
+// session existed, and is ours, the call of tmux that reads the state then also runs the commands cmds.
+func (c Client) ensure(ctx context.Context, s Session, cmds ...[]string) (server ServerState, created bool, err error) {
+	if len(s.Command) == 0 || !wordRE.MatchString(s.Key) || !wordRE.MatchString(s.Name) {
+		return ServerState{}, false, fail.New(fail.Usage, "a tmux session must have a name and a key without spaces, and a command")
+	}
+	if len(cmds) > 0 {
+		ours := "#{==:" + s.Key + ",#{S:#{?#{==:#{session_name}," + s.Name + "},#{" + ownerOption + "},}}}"
+		cmds = [][]string{{"if-shell", "-F", ours, commandLine(cmds...)}}
+	}
+	if server, err = c.readState(ctx, cmds...); err != nil {
+		return server, false, err
 	}
 	if server.version == "" { // no server runs yet
 		err = c.Check(ctx)
@@ -141,17 +198,18 @@ func (c Client) ensure(ctx context.Context, s Session) (ServerState, error) {
 	}
 	if err == nil && server.owner(s.Name) == "" {
 		if err = c.create(ctx, s); err == nil {
+			created = true
 			server, err = c.ReadState(ctx)
 		}
 	}
 	if err != nil {
-		return server, err
+		return server, created, err
 	}
 	if server.owner(s.Name) != s.Key {
-		return server, fail.New(fail.Conflict, "a tmux session named %s exists and does not belong to this session", s.Name).
+		return server, created, fail.New(fail.Conflict, "a tmux session named %s exists and does not belong to this session", s.Name).
 			WithHint("tmux rename-session -t '%s' other-name", target(s.Name))
 	}
-	return server, nil
+	return server, created, nil
 }
 
 // create creates the session s. It does nothing if a session of that name exists.
@@ -195,51 +253,6 @@ func to(client string, command ...string) []string {
 		command = append(command, "-c", client)
 	}
 	return command
-}
-
-// switchOrAttach runs the commands cmds. Then it switches the client to a session or, outside
-// tmux, returns the command line that attaches a client.
-func (c Client) switchOrAttach(ctx context.Context, client, name, text string, cmds ...[]string) ([]string, error) {
-	var show []string
-	if text != "" {
-		show = displayCommand(client, text)
-	}
-	inside := client != "" || os.Getenv("TMUX") != ""
-	// When the session ends, a client that was switched to it must show another session,
-	// and a client that was attached from a shell must return to the shell. tmux has only
-	// one option for all clients of a session, detach-on-destroy. An attach from a shell
-	// turns it on only if no other client is attached, so that no switched client is
-	// detached.
-	if inside {
-		cmds = append(
-			cmds,
-			[]string{"set-option", "-t", target(name), "detach-on-destroy", "off"},
-			to(client, "switch-client", "-t", target(name)),
-		)
-		if show != nil {
-			cmds = append(cmds, show)
-		}
-	} else {
-		cmds = append(cmds, []string{
-			"if-shell", "-F", "-t", target(name), "#{==:#{session_attached},0}",
-			"set-option -t " + quote(target(name)) + " detach-on-destroy on",
-		})
-	}
-	if _, err := c.run(ctx, nil, cmds...); err != nil {
-		return nil, fmt.Errorf("switch to tmux session %s: %w", name, err)
-	}
-	if inside {
-		return nil, nil
-	}
-	bin, err := c.path()
-	if err != nil {
-		return nil, err
-	}
-	argv := append(append([]string{bin}, c.server()...), "-u", "attach-session", "-t", target(name))
-	if show != nil {
-		argv = append(append(argv, ";"), show...)
-	}
-	return argv, nil
 }
 
 // Kill ends one of our sessions. If the session does not exist, or is not ours, Kill does

@@ -143,10 +143,7 @@ func TestUsersSettingsAreUntouched(t *testing.T) {
 			s.tmux("list-keys", "-T", "root") + s.tmux("list-keys", "-T", "prefix") + s.tmux("show-options", "-t", "users-own")
 	}
 	before := look()
-	if _, err := s.Client.New(t.Context(), tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Client.SwitchOrAttach(t.Context(), "", "a-1", ""); err != nil {
+	if _, _, err := s.Client.Enter(t.Context(), "", tmux.Session{Name: "a-1", Key: "k", Command: []string{"cat"}, Destroy: []string{"true"}}, ""); err != nil {
 		t.Fatal(err)
 	}
 	if after := look(); after != before {
@@ -184,8 +181,8 @@ func TestTrouble(t *testing.T) {
 	if err := none.Kill(t.Context(), "a"); err != nil {
 		t.Errorf("Kill without a server = %v, want nil", err)
 	}
-	if _, err := none.SwitchOrAttach(t.Context(), "", "a", ""); err == nil {
-		t.Error("SwitchOrAttach without a server = nil, want an error")
+	if _, err := none.Attach(t.Context(), "a"); err == nil {
+		t.Error("Attach without a server = nil, want an error")
 	}
 	for _, bad := range []tmux.Session{{}, {Name: "a:b", Key: "k", Command: []string{"x"}}, {Name: "a", Key: "k x", Command: []string{"x"}}, {Name: "a", Key: "k"}} {
 		if _, err := none.New(t.Context(), bad); fail.CodeOf(err) != fail.Usage {
@@ -214,7 +211,7 @@ type screen struct{ *server }
 
 func (s *server) attach(name string) screen {
 	s.t.Helper()
-	argv, err := s.Client.SwitchOrAttach(s.t.Context(), "", name, "")
+	argv, err := s.Client.Attach(s.t.Context(), name)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -307,9 +304,15 @@ func TestSwitch(t *testing.T) {
 	t.Setenv("TMUX", env)
 	t.Setenv("TMUX_PANE", paneID)
 	ran := filepath.Join(t.TempDir(), "ran")
-	argv, err := s.Client.SwitchOrAttach(t.Context(), "", "guest-1", "a note #(touch "+ran+") #S")
+	if _, _, err := s.Client.Enter(t.Context(), "", tmux.Session{Name: "guest-1", Key: "other", Command: showKeys()}, ""); fail.CodeOf(err) != fail.Conflict {
+		t.Errorf("Enter with another key = %v, want code %v", err, fail.Conflict)
+	}
+	if s.client("users-own") == "" {
+		t.Error("Enter with another key switched the client, want no change")
+	}
+	_, argv, err := s.Client.Enter(t.Context(), "", tmux.Session{Name: "guest-1", Key: "k", Command: showKeys()}, "a note #(touch "+ran+") #S")
 	if err != nil || argv != nil {
-		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
+		t.Fatalf("Enter = %q, %v, want nil, nil", argv, err)
 	}
 	eventually(t, "the note as it was given", "a note #(touch", term.show) // first: it disappears
 	eventually(t, "switched", "ready", term.show)
@@ -381,11 +384,27 @@ func TestCurrentClient(t *testing.T) {
 	current(client["guest-1"], "key-guest-1")
 	current(client["users-own"], "")
 	current("/dev/no-such", "")
-	if argv, err := s.Client.SwitchOrAttach(t.Context(), client["users-own"], "guest-2", "a note"); err != nil || argv != nil {
-		t.Fatalf("SwitchOrAttach = %q, %v, want nil, nil", argv, err)
+	left := ""
+	switches := filepath.Join(t.TempDir(), "switches")
+	s.tmux("set-hook", "-g", "client-session-changed", "run-shell 'echo #{session_name} >>"+switches+"'")
+	for _, to := range []string{"guest-2", "guest-3", "guest-2"} { // guest-3 is created
+		note := "a note in " + to
+		server, argv, err := s.Client.Enter(t.Context(), client["users-own"], tmux.Session{Name: to, Key: "key-" + to, Command: showKeys()}, note)
+		if err != nil || argv != nil {
+			t.Fatalf("Enter = %q, %v, want nil, nil", argv, err)
+		}
+		if from := server.Current(client["users-own"]); from != left {
+			t.Errorf("Current in the state that Enter returned = %q, want %q, where the client was", from, left)
+		}
+		left = "key-" + to
+		eventually(t, "the note", note, two.show)
+		eventually(t, "switched", "ready", two.show)
+		current(client["users-own"], left)
 	}
-	eventually(t, "switched", "ready", two.show)
-	eventually(t, "the note", "a note", two.show)
+	eventually(t, "one switch each", "guest-2\nguest-3\nguest-2\n", func() string {
+		text, _ := os.ReadFile(switches)
+		return string(text)
+	})
 	current(client["guest-1"], "key-guest-1")
 	if err := s.Client.ShowMessage(t.Context(), client["users-own"], "no session #(touch x) waits"); err != nil {
 		t.Fatal(err)
