@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -301,6 +302,8 @@ func TestTransient(t *testing.T) {
 		"fatal: write error: No space left on device\nfatal: early EOF":                                                    false,
 		"fatal: something else": false,
 	} {
-		equal(t, text, transient(fmt.Errorf("x: %w", &gitError{stderr: text})), want)
+		err := fmt.Errorf("x: %w", &gitError{stderr: text})
+		equal(t, text, transient(err), want)
+		equal(t, "a full disk: "+text, errors.Is(err, syscall.ENOSPC), strings.Contains(text, "No space"))
 	}
 }

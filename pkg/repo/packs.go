@@ -94,11 +94,12 @@ func (ps *packs) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if free -= diskReserve; free <= 0 {
+	room := free - min(diskReserve, free/2) // some must be left, also on a small disk
+	if room <= 0 {
 		return fullDisk(ps.dir)
 	}
 	g := ps.git
-	g.stdin, g.limits = strings.NewReader(tipsOf(ps.refs)), &resourceLimits{fileBytes: free}
+	g.stdin, g.limits = strings.NewReader(tipsOf(ps.refs)), &resourceLimits{fileBytes: room}
 	name, err := g.output(ctx, "-c", "pack.packSizeLimit=0", "pack-objects", "--progress", "--revs", "--delta-base-offset", filepath.Join(ps.dir, "pack"))
 	if ge, ok := errors.AsType[*gitError](err); ok && (diskFullErrors.MatchString(ge.stderr) || tooLargeErrors.MatchString(ge.stderr)) {
 		return fullDisk(ps.dir)

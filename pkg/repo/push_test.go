@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -80,7 +81,7 @@ func TestPushFullDisk(t *testing.T) {
 	isolate(t)
 	clone, _ := localClone(t)
 	host(t, clone, "head -c 3000000 /dev/urandom >big && git add . && git commit -qm big")
-	for _, free := range []int64{0, diskReserve, diskReserve + 1_000_000} {
+	for _, free := range []int64{0, 1, 4_000_000} {
 		src := Source{Dir: clone, Local: true, TempDir: t.TempDir()}
 		ps, err := newPacks(t.Context(), src, nil)
 		if err != nil {
@@ -88,8 +89,12 @@ func TestPushFullDisk(t *testing.T) {
 		}
 		ps.free = func(string) (int64, error) { return free, nil }
 		ps.refs = host(t, clone, "git rev-parse HEAD") + " HEAD\n"
-		if err := ps.write(t.Context()); fail.CodeOf(err) != fail.Host || !strings.Contains(fail.HintOf(err), "df -h") {
+		if err := ps.write(t.Context()); fail.CodeOf(err) != fail.Host || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(fail.HintOf(err), "df -h") {
 			t.Errorf("with %d bytes free: %v (hint %q), want code %v with df", free, err, fail.HintOf(err), fail.Host)
+		}
+		ps.free = func(string) (int64, error) { return 8_000_000, nil } // a small disk with enough space
+		if err := ps.write(t.Context()); err != nil {
+			t.Errorf("with 8 MB free: %v, want success", err)
 		}
 	}
 }
