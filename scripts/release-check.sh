@@ -8,7 +8,7 @@ key=$(mktemp -d)
 trap 'rm -rf "$key"' EXIT
 minisign=$PWD/.tools/minisign-v0.3.0
 export MINISIGN_PASSWORD=$RANDOM$RANDOM
-printf '%s\n' "$MINISIGN_PASSWORD" "$MINISIGN_PASSWORD" | "$minisign" -G -p "$key/key.pub" -s "$key/key" >/dev/null
+printf '%s\n' "$MINISIGN_PASSWORD" | "$minisign" -G -p "$key/key.pub" -s "$key/key" >/dev/null
 
 SKIP_DARWIN=1 MINISIGN_KEY=$key/key .tools/goreleaser-v2.15.1 release --snapshot --clean --skip=publish,homebrew
 

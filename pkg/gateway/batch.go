@@ -8,15 +8,16 @@ import (
 )
 
 const (
-	maxBatch  = 128 << 10       // bytes
-	batchTime = 5 * time.Second // for the rest of a connection that is closed
+	maxBatch = 128 << 10 // bytes
+	// How long the guest may take nothing while the rest of a closed connection is passed on.
+	batchTime = 5 * time.Minute
 )
 
-// batchConn is a connection that passes on together what is written while an earlier write is
-// passed on. A TLS connection writes each record separately, and without batches the guest would
+// batchConn collects what is written while an earlier write is in progress, and then writes it in
+// one piece. A TLS connection writes each record separately, and without batches the guest would
 // get a packet for each.
 //
-// It has at most 2 * maxBatch bytes. An error of the connection is returned by a later write.
+// It buffers at most 2 * maxBatch bytes. An error of the connection is returned by a later write.
 type batchConn struct {
 	net.Conn
 	done chan struct{} // closed at the end of pass
@@ -58,34 +59,37 @@ func (b *batchConn) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// pass passes on what is written, until the connection fails, or stop was called and nothing is left.
+// pass writes batches until the connection fails, or until stop was called and nothing is left.
 func (b *batchConn) pass() {
 	defer close(b.done)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for {
-		for b.pending == nil && b.err == nil {
-			b.changed.Wait()
-		}
-		batch := b.pending
-		if batch == nil {
-			return
-		}
-		b.pending = nil
-		b.changed.Broadcast()
-		b.mu.Unlock()
+	defer b.fail(net.ErrClosed) // also after a panic
+	for batch := b.take(); batch != nil; batch = b.take() {
 		_, err := b.Conn.Write(batch)
 		batches.Put(batch[:maxBatch])
-		b.mu.Lock()
 		if err != nil {
 			b.fail(err)
-			b.pending = nil
+			return
 		}
 	}
 }
 
-// fail makes further writes fail. The caller holds mu.
+// take waits for the next batch. It returns nil if there will be none.
+func (b *batchConn) take() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.pending == nil && b.err == nil {
+		b.changed.Wait()
+	}
+	batch := b.pending
+	b.pending = nil
+	b.changed.Broadcast()
+	return batch
+}
+
+// fail makes further writes fail.
 func (b *batchConn) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.err == nil {
 		b.err = err
 	}
@@ -93,22 +97,17 @@ func (b *batchConn) fail(err error) {
 }
 
 // SetWriteDeadline makes further writes fail if t has passed. What was written before is still passed
-// on: crypto/tls sets such a deadline right after it has written the last record.
+// on: crypto/tls sets a deadline for its last record, which would also be one for all data before it.
 func (b *batchConn) SetWriteDeadline(t time.Time) error {
-	if t.IsZero() || time.Until(t) > 0 {
-		return b.Conn.SetWriteDeadline(t)
+	if !t.IsZero() && time.Until(t) <= 0 {
+		b.fail(os.ErrDeadlineExceeded)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fail(os.ErrDeadlineExceeded)
 	return nil
 }
 
 // stop makes further writes fail, and waits until the rest is passed on, at most batchTime.
 func (b *batchConn) stop() {
-	b.mu.Lock()
 	b.fail(net.ErrClosed)
-	b.mu.Unlock()
 	_ = b.Conn.SetWriteDeadline(time.Now().Add(batchTime)) // fails only if the connection is closed
 	<-b.done
 }

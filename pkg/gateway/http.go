@@ -30,7 +30,7 @@ const (
 	// How long the proxy delays a part of an answer, except for events (text/event-stream).
 	flushTime = time.Millisecond
 	// ContentLength of an answer whose length is unknown. With -1 the proxy would ignore flushTime and
-	// flush after each read, which makes another chunk and TLS record of a few bytes.
+	// flush after each read, and each flush costs a chunk and a tiny TLS record.
 	unknownLength = -2
 )
 
@@ -369,7 +369,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			r = r.WithContext(context.WithValue(r.Context(), useKey{}, u))
 		}
 	}
-	// Do not add headers that the server did not send.
+	// Do not add headers that the server did not send, except the length of a short answer.
 	rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
 	w.forward.ServeHTTP(rw, r)
 }

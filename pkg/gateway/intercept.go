@@ -294,7 +294,7 @@ func (c *conn) serveIntercepted(guest net.Conn, x *interception) {
 		c.fail(protoTLS, err)
 		return
 	}
-	if !c.crowded { // its buffers are large
+	if !c.crowded { // a batchConn's buffers are too large for that many connections
 		out := newBatchConn(guest)
 		if !c.g.run(nil, out.pass) {
 			return

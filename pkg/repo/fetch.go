@@ -354,7 +354,6 @@ func freeSpace(dir string) (int64, error) {
 	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // the types differ on other systems
 }
 
-// fullDisk returns an error that wraps ENOSPC, with which a task waits for space.
 func fullDisk(dir string) error {
-	return fail.New(fail.Host, "not enough free space in %s: %w", dir, syscall.ENOSPC).WithHint("df -h %s", dir)
+	return fail.New(fail.Host, "not enough free space in %s", dir).WithHint("df -h %s", dir)
 }

@@ -55,11 +55,6 @@ func (e *gitError) Error() string {
 	return fmt.Sprintf("git %s: exit status %d", e.what, e.code)
 }
 
-// Is reports a full disk as ENOSPC, with which a task waits for space.
-func (e *gitError) Is(target error) bool {
-	return target == syscall.ENOSPC && diskFullErrors.MatchString(e.stderr) //nolint:errorlint // it is compared as errors.Is does
-}
-
 const (
 	maxOutput = 64 << 20        // bytes of output from the host's git
 	stopGrace = 5 * time.Second // for a cancelled git to clean up

@@ -94,7 +94,7 @@ func (ps *packs) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	room := free - min(diskReserve, free/2) // some must be left, also on a small disk
+	room := free - min(diskReserve, free/2) // leave some, even on a small disk
 	if room <= 0 {
 		return fullDisk(ps.dir)
 	}

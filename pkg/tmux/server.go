@@ -22,9 +22,15 @@ type ServerState struct {
 }
 
 // ReadState reads the server's state, with one call of tmux. It does not start a server.
-func (c Client) ReadState(ctx context.Context) (ServerState, error) { return c.readState(ctx) }
+func (c Client) ReadState(ctx context.Context) (ServerState, error) {
+	s, err := c.readState(ctx)
+	if err != nil {
+		return s, fmt.Errorf("read state of the tmux server: %w", err)
+	}
+	return s, nil
+}
 
-// readState reads the state, and then runs the commands cmds.
+// readState reads the state, and then runs the commands cmds, in one call of tmux.
 func (c Client) readState(ctx context.Context, cmds ...[]string) (ServerState, error) {
 	const owner = "#{" + ownerOption + "}"
 	show := func(text string) []string { return []string{"display-message", "-p", text} }
@@ -40,7 +46,7 @@ func (c Client) readState(ctx context.Context, cmds ...[]string) (ServerState, e
 		return ServerState{}, nil
 	}
 	if err != nil {
-		return ServerState{}, fmt.Errorf("read state of the tmux server: %w", err)
+		return ServerState{}, err
 	}
 	s := ServerState{clients: map[string]string{}}
 	lines := strings.Split(out, "\n")

@@ -114,7 +114,8 @@ func (c Client) configure(ctx context.Context, name string, cmds [][]string) err
 	return nil
 }
 
-// Enter does what New does, and then shows the user the session.
+// Enter does what New does, and shows the user the session: a new one after that, and one that exists
+// already before its settings are renewed, so that the user does not wait for them.
 //
 // Inside tmux, Enter switches the client and returns no command line. If client is "", it
 // switches the client that this process runs in. Outside tmux, Enter returns the command line
@@ -189,7 +190,7 @@ func (c Client) ensure(ctx context.Context, s Session, cmds ...[]string) (server
 		cmds = [][]string{{"if-shell", "-F", ours, commandLine(cmds...)}}
 	}
 	if server, err = c.readState(ctx, cmds...); err != nil {
-		return server, false, err
+		return server, false, fmt.Errorf("open tmux session %s: %w", s.Name, err)
 	}
 	if server.version == "" { // no server runs yet
 		err = c.Check(ctx)
