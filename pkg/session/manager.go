@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"iter"
 	"net/netip"
 	"os"
@@ -313,11 +314,16 @@ func (m *Manager) hasRoom(ctx context.Context, size config.Resources, id string)
 // wake starts a keeper for the session. If another keeper is alive, the new one waits
 // until the desired phase is reached, and takes over if the other dies first.
 func (m *Manager) wake(ctx context.Context, id string) error {
-	dir := m.Config.Paths.SessionDir(id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fail.New(fail.Host, "create session directory: %w", err)
+	for again := false; ; again = true {
+		if err := os.MkdirAll(m.Config.Paths.SessionDir(id), 0o700); err != nil {
+			return fail.New(fail.Host, "create session directory: %w", err)
+		}
+		err := lifecycle.Wake(ctx, m.Self, m.Config.Paths.KeeperLog(id), "keeper", id)
+		if again || !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		// A keeper that destroys the session has just removed the directory.
 	}
-	return lifecycle.Wake(ctx, m.Self, m.Config.Paths.KeeperLog(id), "keeper", id)
 }
 
 // Reconcile starts a keeper for every session that needs one and has none: after a
