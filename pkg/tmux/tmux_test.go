@@ -255,6 +255,12 @@ func TestKeysReachTheGuest(t *testing.T) {
 			term.keys("y", "Enter")
 			eventually(t, "answer", "y", func() string { b, _ := os.ReadFile(destroyed); return string(b) })
 			eventually(t, "keys", "x^X"+shown+"c"+shown+shown+"^Gn"+shown+"^[[A", term.show)
+			eventually(t, "popup closed", "closed", func() string {
+				if strings.Contains(term.show(), "really destroy") {
+					return "" // it would take the next key
+				}
+				return "closed"
+			})
 			term.keys("z") // the first key table is active again
 			eventually(t, "key after the popup", "^[[Az", term.show)
 
