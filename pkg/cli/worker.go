@@ -81,7 +81,7 @@ func worker(ctx context.Context, a *app.App, log *slog.Logger) (*session.Worker,
 					}
 					g, err := guest(ctx)
 					if err == nil {
-						_, err = session.Work{Sessions: m, ByGuest: true}.Fetch(ctx, cur, g, "", repo.FetchOptions{TempDir: m.Config.Paths.Cache})
+						_, err = session.Work{Sessions: m, ByGuest: true}.Fetch(ctx, cur, g, "", repo.FetchOptions{})
 					}
 					return err
 				},

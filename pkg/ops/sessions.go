@@ -299,7 +299,7 @@ var (
 		Summary: "Fetch the agent's commits to the repository's mirror on the host",
 	}, func(ctx context.Context, e *Engine, r *SessionPath) (res repo.FetchResult, err error) {
 		return res, e.inGuest(ctx, r.ID, func(s session.Session, g repo.Guest) error {
-			res, err = session.Work{Sessions: e.sessions()}.Fetch(ctx, s, g, "", repo.FetchOptions{TempDir: e.sessions().Config.Paths.Cache})
+			res, err = session.Work{Sessions: e.sessions()}.Fetch(ctx, s, g, "", repo.FetchOptions{})
 			return err
 		})
 	}}

@@ -42,6 +42,7 @@ func (w Work) Unsaved(ctx context.Context, s Session, g repo.Guest) (repo.WorkSt
 // copies them to the local clone this time, unless clone is "".
 func (w Work) Fetch(ctx context.Context, s Session, g repo.Guest, clone string, o repo.FetchOptions) (repo.FetchResult, error) {
 	into, keep := s.Status.Target.With(clone)
+	o.TempDir = w.Sessions.Config.Paths.Cache // what a killed process leaves there is removed by prune
 	if w.ByGuest {
 		o.MaxBytes = min(guestFetch, guestFetches-s.Status.GuestFetched)
 		if o.MaxBytes <= 0 {

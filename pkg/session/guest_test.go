@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,6 +21,7 @@ type localGuest struct{}
 
 func (localGuest) Run(ctx context.Context, cmd string, st ssh.IO) error {
 	c := exec.CommandContext(ctx, "sh", "-c", cmd)
+	c.Env = append(c.Environ(), "TMPDIR=/tmp") // not the host's
 	c.Stdin, c.Stdout, c.Stderr = st.Stdin, st.Stdout, st.Stderr
 	return c.Run()
 }
@@ -57,7 +59,7 @@ func TestGuestCannotFillTheStoreByFetches(t *testing.T) {
 		want    int
 	}{{true, 0}, {false, 1}} {
 		before, err1 := m.Store.Events(t.Context(), s.ID, store.Oldest, 100)
-		_, err2 := Work{Sessions: m, ByGuest: c.byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir()})
+		_, err2 := Work{Sessions: m, ByGuest: c.byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{})
 		after, err3 := m.Store.Events(t.Context(), s.ID, store.Oldest, 100)
 		if err1 != nil || err2 != nil || err3 != nil || len(after)-len(before) != c.want {
 			t.Errorf("Fetch by the guest: %t = %v, %v, %v and %d events, want %d", c.byGuest, err1, err2, err3, len(after)-len(before), c.want)
@@ -88,6 +90,7 @@ func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
 		Dir: dir, Target: repo.Target{Mirror: mirror}, Base: &repo.Base{Commit: git("-C", dir, "rev-parse", "HEAD")},
 		GuestFetched: guestFetches - 1000,
 	})
+	t.Setenv("TMPDIR", filepath.Join(mirror, "missing")) // prune would not remove the files of a killed fetch there
 	fetch := func(byGuest bool) error {
 		t.Helper()
 		commit()
@@ -95,7 +98,7 @@ func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = Work{Sessions: m, ByGuest: byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir()})
+		_, err = Work{Sessions: m, ByGuest: byGuest}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{})
 		return err
 	}
 	fetches := 0
@@ -118,7 +121,7 @@ func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
 	for i := range 3 {
 		git("-C", dir, "branch", fmt.Sprint("b", i))
 	}
-	_, err := Work{Sessions: m, ByGuest: true}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{TempDir: t.TempDir(), MaxRefs: 1})
+	_, err := Work{Sessions: m, ByGuest: true}.Fetch(t.Context(), s, localGuest{}, "", repo.FetchOptions{MaxRefs: 1})
 	if now, gerr := m.Get(t.Context(), s.ID); err == nil || gerr != nil || now.Status.GuestFetched == 0 {
 		t.Errorf("Fetch of too many references = %v, %d bytes counted, %v, want an error, and the bytes", err, now.Status.GuestFetched, gerr)
 	}

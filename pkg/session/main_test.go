@@ -44,7 +44,7 @@ func newManager(t *testing.T) *Manager {
 	}
 	dir := testenv.ShortDir(t) // the length of lima_home matters
 	c, err := config.Load(config.Paths{
-		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), LimaHome: filepath.Join(dir, "vms"),
+		System: filepath.Join(dir, "etc"), Config: filepath.Join(dir, "conf"), State: filepath.Join(dir, "state"), Cache: dir, LimaHome: filepath.Join(dir, "vms"),
 	}, fstest.MapFS{
 		"config.yaml":           {Data: []byte("image: ubuntu\nprepare: none\nlimits: {running: 10, memory_reserve: 1MiB, disk_reserve: 1MiB}\nnetwork: {mode: allowlist, ports: [443]}\n")},
 		"resources.yaml":        {Data: []byte("defaults: {cpus: 1, memory: 512MiB, disk: 4GiB}\n")},

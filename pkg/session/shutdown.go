@@ -171,7 +171,7 @@ func (w *Worker) fetchBeforeStop(ctx context.Context, s Session, g repo.Guest) (
 	return saved, w.step(ctx, s.ID, "fetch the commits", func(ctx context.Context, _ vm.Progress) error {
 		limited, cancel := limit(ctx)
 		defer cancel()
-		if _, err := (Work{Sessions: w.Sessions, ByGuest: true}).Fetch(limited, s, g, "", repo.FetchOptions{TempDir: w.Sessions.Config.Paths.Cache}); err != nil {
+		if _, err := (Work{Sessions: w.Sessions, ByGuest: true}).Fetch(limited, s, g, "", repo.FetchOptions{}); err != nil {
 			return err
 		}
 		now, err := w.Sessions.Get(ctx, s.ID) // with the target

@@ -175,7 +175,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, home: home, begin: func() {}, finish: func() {}, env: []string{
-		"HOME=" + home, "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"), "TMUX_TMPDIR=" + home,
+		"HOME=" + home, "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"), "TMUX_TMPDIR=" + home, "TMPDIR=" + filepath.Join(home, "tmp"),
 		"AGENT_SESSIONIZER_FAULTS=" + filepath.Join(home, "faults.json"), "AGENT_SESSIONIZER_PREPARE=none",
 		"AGENT_SESSIONIZER_LIMITS_MEMORY_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_DISK_RESERVE=1MiB", "AGENT_SESSIONIZER_LIMITS_RUNNING=100",
 		"GIT_CONFIG_GLOBAL=" + filepath.Join(home, "gitconfig"),
@@ -187,6 +187,9 @@ func newWorld(t *testing.T) *world {
 		select {} // until everything is stopped
 	}
 	t.Cleanup(w.remove)
+	if err := os.Mkdir(filepath.Join(home, "tmp"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	w.write("gitconfig", "[user]\n\tname = Test\n\temail = test@example.invalid\n[init]\n\tdefaultBranch = main\n")
 	w.write("repo/input.txt", "as it was\n")
 	w.write(".config/agent-sessionizer/config.yaml", "subtasks: {count: 4}\n")

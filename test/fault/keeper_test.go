@@ -314,7 +314,7 @@ func (w *world) leftovers() (left []string) {
 	for pid, line := range w.processes() {
 		left = append(left, fmt.Sprintf("process %d %s", pid, line))
 	}
-	for _, pattern := range []string{".agent-vms/agent-*", ".agent-vms/*base-*", ".local/state/agent-sessionizer/bases/*", ".local/state/agent-sessionizer/sessions/*", ".local/state/agent-sessionizer/tasks/*/outbox/artifacts/.part", ".local/state/agent-sessionizer/tasks/*/outbox/.*.tmp", ".cache/agent-sessionizer/mirrors/.tmp/*"} {
+	for _, pattern := range []string{".agent-vms/agent-*", ".agent-vms/*base-*", ".local/state/agent-sessionizer/bases/*", ".local/state/agent-sessionizer/sessions/*", ".local/state/agent-sessionizer/tasks/*/outbox/artifacts/.part", ".local/state/agent-sessionizer/tasks/*/outbox/.*.tmp", ".cache/agent-sessionizer/mirrors/.tmp/*", "tmp/*"} {
 		found, _ := filepath.Glob(filepath.Join(w.home, pattern))
 		left = append(left, found...)
 	}

@@ -49,11 +49,6 @@ git config mergetool.both.trustExitCode true; git config mergetool.prompt false`
 
 // prepare opens a session whose agent has committed, and leaves work of the user in the clone.
 func (w *world) prepare(l landing) error {
-	tmp := filepath.Join(w.home, "tmp") // not shared with other worlds
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		return err
-	}
-	w.env = append(w.env, "TMPDIR="+tmp)
 	const identity = "git config user.name Agent; git config user.email agent@example.invalid; "
 	for _, argv := range [][]string{
 		{"agent-sessionizer", "open", "-d", "--cpus", "1", "--memory", "512M", "--disk", "4G", "./repo"},

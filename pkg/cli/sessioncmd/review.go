@@ -237,7 +237,7 @@ func bring(ctx context.Context, e ops.Engine, all []reviewed, clone string, repo
 		report(r.view.Name)
 		conn, err := e.Dial(ctx, r.view.ID, true)
 		if err == nil {
-			_, err = w.Fetch(ctx, row, conn, clone, repo.FetchOptions{TempDir: e.Tasks.Sessions.Config.Paths.Cache})
+			_, err = w.Fetch(ctx, row, conn, clone, repo.FetchOptions{})
 			err = errors.Join(err, conn.Close())
 		}
 		if err != nil {

@@ -122,20 +122,20 @@ func runFetch(ctx context.Context, a *app.App, o fetchOptions, what string) erro
 	if !here {
 		return fetchRemote(ctx, a, h, conn, s, into, o)
 	}
-	m := e.Tasks.Sessions
+	work := session.Work{Sessions: e.Tasks.Sessions}
 	v, err := e.Session(ctx, s.ID)
 	if err != nil {
 		return err
 	}
-	res, err := session.Work{Sessions: m}.Fetch(ctx, v, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: m.Config.Paths.Cache})
+	res, err := work.Fetch(ctx, v, conn, into, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs})
 	if err != nil {
 		return err
 	}
 	if err := printFetched(a, res, o.json); err != nil || o.json {
 		return err
 	}
-	if work, err := (session.Work{Sessions: m}).Unsaved(ctx, v, conn); err == nil && !work.Clean() {
-		a.Con.Say("%s", "still only in the guest: "+work.Summary())
+	if unsaved, err := work.Unsaved(ctx, v, conn); err == nil && !unsaved.Clean() {
+		a.Con.Say("%s", "still only in the guest: "+unsaved.Summary())
 	}
 	return nil
 }
@@ -162,7 +162,14 @@ func fetchRemote(ctx context.Context, a *app.App, h ops.Host, conn *ssh.Client, 
 	if _, err := ops.FetchSession.On(ctx, h, ops.SessionPath{ID: s.ID}); err != nil {
 		return err
 	}
-	res, err := repo.Fetch(ctx, conn, s.Dir, s.Name, repo.Target{Local: into}, *s.Base, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs})
+	paths, err := config.DefaultPaths()
+	if err == nil {
+		err = paths.Make()
+	}
+	if err != nil {
+		return err
+	}
+	res, err := repo.Fetch(ctx, conn, s.Dir, s.Name, repo.Target{Local: into}, *s.Base, repo.FetchOptions{MaxBytes: int64(o.maxSize), MaxRefs: o.maxRefs, TempDir: paths.Cache})
 	if err != nil {
 		return err
 	}
