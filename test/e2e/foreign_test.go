@@ -74,8 +74,13 @@ func TestForeignArchitecture(t *testing.T) {
 				t.Fatalf("rules of the guest = %s, want none", rules)
 			}
 			addresses(t, b, name)
-			b.Asz("net", "deny", name, "files.example") // the gateway decides, without the guest
-			if r := b.In(name, "curl -sS -m 20 http://files.example/"); r.Code == 0 {
+			const get = "curl -sS -m 20 http://files.example/"
+			b.MustIn(name, get)
+			r := b.Run("agent-sessionizer", "net", "deny", name, "files.example")
+			if r.Code != 4 || !strings.Contains(r.Stderr, "did not apply its policy") {
+				t.Errorf("net deny = exit %d, %s, want 4, because the guest's daemon does not run", r.Code, r.Stderr)
+			}
+			if r := b.In(name, get); r.Code == 0 { // the gateway applies it first
 				t.Errorf("files.example after net deny = %s, want it denied", r.Stdout)
 			}
 		}},
