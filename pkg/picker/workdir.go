@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -29,31 +28,21 @@ type workDir struct {
 
 const (
 	workDirPrefix  = "asz-pick-"
-	newSuffix      = "new-" // before it has its lock
-	maxSocket      = 103    // bytes, on macOS
+	maxSocket      = 103 // bytes, on macOS
 	workDirTimeout = 3 * time.Second
 )
 
 // newPickerDir creates a working directory, and removes those of pickers that were killed.
 func newPickerDir() (*workDir, error) {
 	parent := os.TempDir()
-	if len(parent)+len("/"+workDirPrefix+newSuffix+"1234567890/fzf.sock") > maxSocket {
+	if len(parent)+len("/"+workDirPrefix+"1234567890/fzf.sock") > maxSocket {
 		parent = "/tmp"
 	}
-	sweep(parent)
-	fresh, err := os.MkdirTemp(parent, workDirPrefix+newSuffix)
+	dir, lock, err := lockfile.TempDir(parent, workDirPrefix, os.RemoveAll)
 	if err != nil {
 		return nil, fail.New(fail.Host, "create picker directory: %w", err)
 	}
-	lock, _, err := lockfile.Try(filepath.Join(fresh, "lock"))
-	if err == nil {
-		// Only from now on may others check whether a picker uses it.
-		dir := filepath.Join(parent, workDirPrefix+strings.TrimPrefix(filepath.Base(fresh), workDirPrefix+newSuffix))
-		if err = os.Rename(fresh, dir); err == nil {
-			return openWorkDir(dir, lock), nil
-		}
-	}
-	return nil, fail.New(fail.Host, "create picker directory: %w", errors.Join(err, os.RemoveAll(fresh)))
+	return openWorkDir(dir, lock), nil
 }
 
 func openWorkDir(dir string, lock *lockfile.Lock) *workDir {
@@ -69,31 +58,6 @@ func openWorkDir(dir string, lock *lockfile.Lock) *workDir {
 
 // currentWorkDir returns the working directory of the picker that started this process.
 func currentWorkDir() *workDir { return openWorkDir(filepath.Dir(os.Getenv(rowsVar)), nil) }
-
-func sweep(parent string) {
-	dirs, _ := filepath.Glob(filepath.Join(parent, workDirPrefix+"*"))
-	for _, dir := range dirs {
-		fi, err := os.Lstat(dir)
-		if err != nil || !fi.IsDir() || !isOwnFile(fi) {
-			continue
-		}
-		if strings.HasPrefix(filepath.Base(dir), workDirPrefix+newSuffix) && time.Since(fi.ModTime()) < time.Hour {
-			continue // another picker is about to use it
-		}
-		lock, free, err := lockfile.Try(filepath.Join(dir, "lock"))
-		if err != nil || !free {
-			continue
-		}
-		_ = os.RemoveAll(dir) // the next picker tries again
-		lock.Unlock()
-	}
-}
-
-// isOwnFile reports whether a file belongs to this user.
-func isOwnFile(fi os.FileInfo) bool {
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	return ok && int(st.Uid) == os.Getuid()
-}
 
 // remove removes the directory.
 func (r *workDir) remove() error { return errors.Join(os.RemoveAll(r.dir), r.lock.Unlock()) }

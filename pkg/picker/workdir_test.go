@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/test/testenv"
 )
@@ -28,8 +29,11 @@ func TestRooms(t *testing.T) {
 	if err := killed.lock.Unlock(); err != nil { // as the kernel does
 		t.Fatal(err)
 	}
-	if err := os.Symlink(living.dir, filepath.Join(parent, workDirPrefix+"link")); err != nil {
-		t.Fatal(err)
+	past := time.Now().Add(-time.Hour)
+	for _, r := range []*workDir{living, killed} {
+		if err := os.Chtimes(r.dir, past, past); err != nil {
+			t.Fatal(err)
+		}
 	}
 	next, err := newPickerDir()
 	if err != nil {

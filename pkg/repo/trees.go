@@ -48,6 +48,8 @@ type Trees struct {
 	indexes atomic.Int64
 }
 
+const treesPrefix = "agent-sessionizer-review-"
+
 // Limits of a git that reads what an agent committed.
 const (
 	treesTime   = 5 * time.Minute // processor time
@@ -69,45 +71,20 @@ func OpenTrees(ctx context.Context, dir string) (*Trees, error) {
 	if len(at) != 3 {
 		return nil, fail.New(fail.Failure, "inspect %s: git printed %d lines, want 3", echo(dir), len(at))
 	}
-	sweepTrees()
+	t := &Trees{clone: clone, objects: at[1]}
 	crash.Here(crash.BeforeFile)
-	tmp, err := os.MkdirTemp("", treesPrefix)
+	t.dir, t.lock, err = lockfile.TempDir("", treesPrefix, os.RemoveAll)
 	crash.Here(crash.AfterFile)
 	if err != nil {
 		return nil, fail.New(fail.Host, "create temporary repository: %w", err)
 	}
-	t := &Trees{clone: clone, dir: tmp, objects: at[1]}
-	if t.lock, _, err = lockfile.Try(filepath.Join(tmp, treesLock)); err == nil {
-		crash.Here(crash.BeforeFile)
-		err = t.init(ctx, at[0], at[2])
-		crash.Here(crash.AfterFile)
-	}
+	crash.Here(crash.BeforeFile)
+	err = t.init(ctx, at[0], at[2])
+	crash.Here(crash.AfterFile)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("create temporary repository: %w", err), t.Close())
 	}
 	return t, nil
-}
-
-const (
-	treesPrefix = "agent-sessionizer-review-"
-	treesLock   = "alive" // held by the process that uses the temporary repository
-	treesAge    = time.Minute
-)
-
-// sweepTrees removes the temporary repositories of processes that died. Failures do not matter: the next
-// call tries again.
-func sweepTrees() {
-	old, _ := filepath.Glob(filepath.Join(os.TempDir(), treesPrefix+"*")) // the pattern is valid
-	for _, dir := range old {
-		st, err := os.Lstat(dir)
-		if err != nil || !st.IsDir() || time.Since(st.ModTime()) < treesAge || !owned(dir) {
-			continue
-		}
-		if lock, free, err := lockfile.Try(filepath.Join(dir, treesLock)); err == nil && free {
-			_ = os.RemoveAll(dir)
-			_ = lock.Unlock()
-		}
-	}
 }
 
 // init creates the temporary repository.
@@ -144,10 +121,7 @@ func (t *Trees) Close() error {
 	crash.Here(crash.BeforeFile)
 	err = errors.Join(err, os.RemoveAll(t.dir))
 	crash.Here(crash.AfterFile)
-	if t.lock != nil {
-		err = errors.Join(err, t.lock.Unlock())
-	}
-	return err
+	return errors.Join(err, t.lock.Unlock())
 }
 
 // Commit returns the commit that a reference of the clone, or an object's id, leads to, and "" if there is

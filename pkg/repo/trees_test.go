@@ -24,7 +24,7 @@ func TestSweepTrees(t *testing.T) {
 	used := open()
 	dead := filepath.Join(os.TempDir(), treesPrefix+"dead")
 	write(t, filepath.Join(dead, "objects", "x"), "x")
-	past := time.Now().Add(-2 * treesAge)
+	past := time.Now().Add(-time.Hour)
 	for _, dir := range []string{dead, used.dir} {
 		if err := os.Chtimes(dir, past, past); err != nil {
 			t.Fatal(err)
