@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/vm"
 )
 
@@ -94,12 +95,17 @@ func buildDebian(ctx context.Context, dir string, o BuildOptions) error {
 	if b.userns {
 		// The namespace's root is an unknown user to the host. It must be able to reach
 		// the work directory, which a home directory's permissions rarely allow.
-		tmp, err := os.MkdirTemp("", "agent-image-")
+		tmp, lock, err := lockfile.TempDir("", "agent-image-", func(dead string) error {
+			return (&debianBuild{work: dead, opts: o, userns: true}).removeWork()
+		})
 		if err != nil {
 			return fmt.Errorf("create build directory: %w", err)
 		}
 		b.work = tmp
-		defer b.removeWork()
+		defer func() {
+			_ = b.removeWork() // the next build tries again
+			_ = lock.Unlock()
+		}()
 	}
 	if err := os.Chmod(b.work, 0o711); err != nil {
 		return fmt.Errorf("create build directory: %w", err)
@@ -325,12 +331,12 @@ func (b *debianBuild) convert(ctx context.Context) error {
 // removeWork deletes the work directory outside the store. Files that belong to the
 // namespace's users can be deleted only inside the namespace. It also runs when the
 // build was cancelled.
-func (b *debianBuild) removeWork() {
+func (b *debianBuild) removeWork() error {
 	b.opts.Progress("removing build files")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	_ = b.run(ctx, "mmdebstrap", "--unshare-helper", "find", b.path("root"), "-mindepth", "1", "-delete")
-	_ = os.RemoveAll(b.work)
+	return os.RemoveAll(b.work)
 }
 
 // run runs a program, passes its lines to Progress, and puts the last lines into the

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // The users of TestBuildDirectoryIsTheUsersOwn when it runs as root.
@@ -114,6 +115,14 @@ func TestBuildDirectoryIsTheUsersOwn(t *testing.T) {
 	profile := file("home/.profile")
 	must(os.WriteFile(profile, []byte("mine\n"), 0o600))
 	must(os.Chown(profile, builder, -1))
+
+	// A killed build has left a directory. This build must remove it: below, there is only one.
+	for _, dir := range []string{"tmp/agent-image-dead", "tmp/agent-image-dead/root", "tmp/agent-image-dead/root/usr"} {
+		must(os.Mkdir(file(dir), 0o711)) //nolint:gosec // as a build makes it
+		must(os.Chown(file(dir), builder, -1))
+	}
+	past := time.Now().Add(-time.Hour)
+	must(os.Chtimes(file("tmp/agent-image-dead"), past, past))
 
 	cmd := exec.CommandContext(t.Context(), file("self"))
 	cmd.Dir = "/"
