@@ -112,7 +112,7 @@ e2e e2e-short: guest web ## sessions, tasks and agents in real VMs; e2e-short re
 	go test -tags netns -count=1 -run 'InNamespaces$$' ./pkg/guestagent/netguard ./pkg/hostnet ./pkg/cluster
 	go test -tags e2e -count=1 -timeout 120m -v -short=$(if $(filter e2e-short,$@),true,false) ./test/e2e/...
 
-arm64: guest web ## a session on Linux arm64, emulated, from a Debian image for it that is built here; over an hour, and not part of make test
+arm64: guest web ## a session on Linux arm64, emulated, from a Debian image for it that is built here; half an hour or more, and not part of make test
 	scripts/setup.sh foreign
 	go test -tags e2e,foreign -count=1 -timeout 240m -v -run '^TestForeignArchitecture$$' ./test/e2e
 
@@ -156,7 +156,7 @@ charts: ## docs/benchmarks.svg from docs/benchmarks.json, without measuring
 	go test -count=1 -run '^TestChartIsCurrent$$' ./test/picture -update
 
 # The unit tests run once, with the race detector; a second run would test the same.
-TEST_PARTS := guest web fmt lint vet-darwin size release-check race script conformance browser vm-short e2e-short escape-short
+TEST_PARTS := guest web fmt lint vet-darwin size release-check race script conformance browser vm-short e2e-short escape-short fault-short
 
 test: setup
 	@times=; for part in $(TEST_PARTS); do \
