@@ -635,6 +635,10 @@ func TestPickerIsKilled(t *testing.T) {
 	if len(workDirs()) != 1 {
 		t.Fatalf("directories after a kill = %q, want 1", workDirs())
 	}
+	past := time.Now().Add(-time.Hour) // it is not removed while it could be new
+	if err := os.Chtimes(workDirs()[0], past, past); err != nil {
+		t.Fatal(err)
+	}
 	s := w.term("agent-sessionizer")
 	s.sees(`^> +\. o/r`)
 	if len(workDirs()) != 1 {
