@@ -1,6 +1,7 @@
 package lockfile
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -38,7 +39,10 @@ func TempDir(parent, prefix string, remove func(dir string) error) (string, *Loc
 	if err != nil {
 		return "", nil, err
 	}
-	l, _, err := Try(filepath.Join(dir, aliveFile))
+	l, free, err := Try(filepath.Join(dir, aliveFile))
+	if err == nil && !free { // this process was paused for a minute, and another is about to remove dir
+		err = fmt.Errorf("%s was removed", dir)
+	}
 	if err != nil {
 		_ = os.RemoveAll(dir)
 		return "", nil, err
