@@ -90,7 +90,7 @@ func NameOn(h ops.Host, name string) string {
 // anyHost lists the commands that work on every host. The others work only on this one, and
 // refuse another, so that it is never changed instead of it.
 var anyHost = []string{
-	"", "open", "list", "status", "next", "last", "answer", "usage", "budget", "mcp", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "diff", "fetch",
+	"", "open", "list", "status", "next", "last", "answer", "usage", "budget", "mcp", "start", "stop", "destroy", "logs", "exec", "ssh", "cp", "code", "diff", "fetch",
 	"picker", "recordings", "net", "ports", "task", "secrets", "image list", "context", "completion", "man", "version", "help", "attach-session",
 }
 
