@@ -7,11 +7,7 @@ import (
 	"time"
 )
 
-const (
-	maxBatch = 128 << 10 // bytes
-	// How long the guest may take nothing while the rest of a closed connection is passed on.
-	batchTime = 5 * time.Minute
-)
+const maxBatch = 128 << 10 // bytes
 
 // batchConn collects what is written while an earlier write is in progress, and then writes it in
 // one piece. A TLS connection writes each record separately, and without batches the guest would
@@ -105,14 +101,14 @@ func (b *batchConn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// stop makes further writes fail, and waits until the rest is passed on, at most batchTime.
+// stop makes further writes fail, and waits until the guest has taken the rest or the connection fails.
+// A guest may take as long as it likes: the program that reads may be paused.
 func (b *batchConn) stop() {
 	b.fail(net.ErrClosed)
-	_ = b.Conn.SetWriteDeadline(time.Now().Add(batchTime)) // fails only if the connection is closed
 	<-b.done
 }
 
-// Close passes on the rest, at most for batchTime, and closes the connection.
+// Close does what stop does, and closes the connection.
 func (b *batchConn) Close() error {
 	b.stop()
 	return b.Conn.Close()

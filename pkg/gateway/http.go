@@ -371,7 +371,21 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	// Do not add headers that the server did not send, except the length of a short answer.
 	rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
+	defer flushCut(rw, r)
 	w.forward.ServeHTTP(rw, r)
+}
+
+// flushCut passes on what has arrived of an answer that the server cut off. The proxy then ends the
+// connection by a panic, and without a flush the guest might not even get the status.
+func flushCut(rw http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if p == http.ErrAbortHandler && r.Context().Err() == nil { //nolint:errorlint // net/http's own value, by identity
+		_ = http.NewResponseController(rw).Flush() // the answer is incomplete in any case
+	}
+	panic(p)
 }
 
 // methodOverrides are headers with which some servers let a client replace the method, which was

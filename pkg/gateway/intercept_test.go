@@ -175,6 +175,23 @@ func TestInterceptedStream(t *testing.T) {
 	}
 }
 
+// The part of an answer that came before the server cut it off arrives, and so does the cut.
+func TestInterceptedCut(t *testing.T) {
+	w := newWorld(t, config{policy: allow("example.com")})
+	w.trusting(w.secureWeb("example.com", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.WriteHeader(http.StatusRequestEntityTooLarge)
+		io.WriteString(rw, "too large")
+		http.NewResponseController(rw).Flush()
+		panic(http.ErrAbortHandler)
+	})))
+	for _, http2 := range []bool{false, true} {
+		c, guestToken := w.bind(http2)
+		if status, answer, err := w.ask(c, "https://example.com/", guestToken); status != http.StatusRequestEntityTooLarge || answer != "too large" || err == nil {
+			t.Errorf("HTTP/2 %t: answer that was cut off = %d %q, %v, want %d %q and an error", http2, status, answer, err, http.StatusRequestEntityTooLarge, "too large")
+		}
+	}
+}
+
 // trusting makes the gateway trust a server.
 func (w *world) trusting(s *httptest.Server) {
 	w.g.roots = x509.NewCertPool()
