@@ -282,6 +282,9 @@ var errIncomplete = errors.New("the guest's commits are incomplete")
 
 // receive transfers a pack from the guest into every target, or into none.
 func receive(ctx context.Context, g Guest, dir string, targets []*target, missing, haves []string, opts FetchOptions) (res FetchResult, err error) {
+	if err := os.MkdirAll(opts.TempDir, 0o700); err != nil { // it may be a cache that was removed
+		return res, err
+	}
 	f, err := os.CreateTemp(opts.TempDir, "agent-sessionizer-*.pack")
 	if err != nil {
 		return res, err

@@ -90,7 +90,8 @@ func TestGuestCannotFillTheDiskByFetches(t *testing.T) {
 		Dir: dir, Target: repo.Target{Mirror: mirror}, Base: &repo.Base{Commit: git("-C", dir, "rev-parse", "HEAD")},
 		GuestFetched: guestFetches - 1000,
 	})
-	t.Setenv("TMPDIR", filepath.Join(mirror, "missing")) // prune would not remove the files of a killed fetch there
+	t.Setenv("TMPDIR", filepath.Join(mirror, "missing"))         // prune would not remove the files of a killed fetch there
+	m.Config.Paths.Cache = filepath.Join(t.TempDir(), "removed") // while the session ran
 	fetch := func(byGuest bool) error {
 		t.Helper()
 		commit()
