@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 )
@@ -94,10 +96,13 @@ func (ps *packs) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	room := free - min(diskReserve, free/2) // leave some, even on a small disk
+	reserve := min(diskReserve, free/2) // leave some, even on a small disk
+	room := free - reserve
 	if room <= 0 {
 		return fullDisk(ps.dir)
 	}
+	ctx, stop := ps.keepFree(ctx, reserve)
+	defer stop()
 	g := ps.git
 	g.stdin, g.limits = strings.NewReader(tipsOf(ps.refs)), &resourceLimits{fileBytes: room}
 	name, err := g.output(ctx, "-c", "pack.packSizeLimit=0", "pack-objects", "--progress", "--revs", "--delta-base-offset", filepath.Join(ps.dir, "pack"))
@@ -106,6 +111,28 @@ func (ps *packs) write(ctx context.Context) error {
 	}
 	ps.name = "pack-" + strings.TrimSpace(name)
 	return err
+}
+
+// keepFree returns a context that ends when less than reserve is free, because other pushes and the
+// index of a pack need space at the same time. Call stop after use.
+func (ps *packs) keepFree(ctx context.Context, reserve int64) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if free, err := ps.free(ps.dir); err == nil && free < reserve {
+				cancel(fullDisk(ps.dir))
+			}
+		}
+	})
+	return ctx, func() { cancel(nil); watch.Wait() }
 }
 
 // archive writes the archive. It reports every tenth of a large pack.

@@ -11,7 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ssh"
@@ -96,6 +99,26 @@ func TestPushFullDisk(t *testing.T) {
 			t.Errorf("with 8 MB free: %v, want success", err)
 		}
 	}
+}
+
+// A push ends when others have used up the space that it must leave.
+func TestPushKeepsSpaceFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var free atomic.Int64
+		ps := &packs{free: func(string) (int64, error) { return free.Load(), nil }}
+		free.Store(diskReserve)
+		ctx, stop := ps.keepFree(t.Context(), diskReserve)
+		defer stop()
+		time.Sleep(time.Minute)
+		if err := context.Cause(ctx); err != nil {
+			t.Errorf("with enough free space: %v", err)
+		}
+		free.Store(diskReserve - 1)
+		time.Sleep(time.Second)
+		if err := context.Cause(ctx); fail.CodeOf(err) != fail.Host || !strings.Contains(fail.HintOf(err), "df -h") {
+			t.Errorf("with too little: %v (hint %q), want code %v with df", err, fail.HintOf(err), fail.Host)
+		}
+	})
 }
 
 func TestPushOtherBranches(t *testing.T) {
