@@ -243,7 +243,7 @@ func (g Guest) Secrets(ctx context.Context) ([]secret.Value, error) {
 	script := `cd "$1" 2>/dev/null || exit 0; for f in token secrets/*; do [ -f "$f" ] || continue; cat -- "$f"; printf '\0'; done | head -c "$2"`
 	out, err := g.SSH.Output(ctx, ssh.Quote("sh", "-c", script, "sh", g.Root+secretDir, strconv.FormatInt(most, 10)), nil, most)
 	switch {
-	case errors.Is(err, ssh.ErrUnreachable):
+	case errors.Is(orUnreachable(err), ssh.ErrUnreachable):
 		return nil, fmt.Errorf("read the guest's secrets: %w", ssh.ErrUnreachable)
 	case err != nil:
 		return nil, errors.New("read the guest's secrets") // the error could quote a secret

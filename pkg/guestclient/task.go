@@ -104,9 +104,18 @@ func (t Task) status(ctx context.Context, in io.Reader, cmd string) (guestproto.
 	}
 	out, err := t.Guest.SSH.Output(ctx, cmd, in, maxReply)
 	if err != nil {
-		return guestproto.TaskStatus{}, fmt.Errorf("query the guest about the agent: %w", err)
+		return guestproto.TaskStatus{}, fmt.Errorf("query the guest about the agent: %w", orUnreachable(err))
 	}
 	return guestproto.DecodeTaskStatus(bytes.NewReader(out))
+}
+
+// orUnreachable returns an ssh.ErrUnreachable if a signal killed the guest's side of a query, and otherwise
+// err. The guest shuts down, or has no memory left: the same query may have an answer later.
+func orUnreachable(err error) error {
+	if exit, ran := errors.AsType[*ssh.ExitError](err); ran && exit.Code > 128 {
+		return fmt.Errorf("%w: %w", ssh.ErrUnreachable, err)
+	}
+	return err
 }
 
 // TaskOffsets defines which part of the agent's output is already known.
@@ -171,7 +180,7 @@ func (t Task) Watch(ctx context.Context, from TaskOffsets, f func(TaskFrame) err
 		err = errEnded
 	}
 	if err != nil {
-		return fmt.Errorf("watch the agent: %w", err)
+		return fmt.Errorf("watch the agent: %w", orUnreachable(err))
 	}
 	return nil
 }

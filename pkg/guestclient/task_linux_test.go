@@ -372,6 +372,22 @@ func TestSignalATask(t *testing.T) {
 	}
 }
 
+// TestKilledQueries checks that a query whose program is killed, as by a guest that shuts down, does not
+// count as an answer. An agent's signal, above, is one.
+func TestKilledQueries(t *testing.T) {
+	w := newWorld(t)
+	a := w.task(1)
+	if err := os.WriteFile(filepath.Join(w.root, programPath), []byte("#!/bin/sh\nkill -s KILL $$\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, status := a.Status(t.Context())
+	for what, err := range map[string]error{"Status": status, "Watch": a.Watch(t.Context(), TaskOffsets{}, func(TaskFrame) error { return nil })} {
+		if !errors.Is(err, ssh.ErrUnreachable) {
+			t.Errorf("%s, killed = %v, want %v", what, err, ssh.ErrUnreachable)
+		}
+	}
+}
+
 // TestReceiveOverAConnectionThatDies checks that a connection that dies at any point
 // costs only the data in transit.
 func TestReceiveOverAConnectionThatDies(t *testing.T) {
