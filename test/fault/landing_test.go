@@ -157,6 +157,9 @@ func (l landing) interrupted(w *world, interrupt func() (env []string, came func
 	if err := w.land(l); err != nil && !strings.Contains(err.Error(), "nothing to land") {
 		return came, fmt.Errorf("repeated: %w", err)
 	}
+	if err := w.age(); err != nil { // again: a git that outlived the killed command may have written since
+		return came, err
+	}
 	if err := w.landed(l); err != nil {
 		return came, err
 	}
