@@ -27,7 +27,8 @@ type Attempt struct {
 	headTree, baseTree, landed string     // trees
 	ref, refID                 string     // the reference that keeps what has landed
 	was                        landedTree // as recorded
-	files                      []File
+	changed                    []File     // all that differ from what has landed
+	files                      []File     // those of changed that match Options.Paths, sorted
 	done                       []string
 
 	mu      sync.Mutex

@@ -27,10 +27,18 @@ var rules = sync.OnceValues(leaks.NewDetector)
 // scanning protects the detector.
 var scanning sync.Mutex
 
-// check looks for secrets and large files that are new in what was selected. What the file had before is
-// not reported.
+// check looks for secrets and large files that are new in what was selected. What the file had before, and
+// what the user has accepted, is not reported.
 func (w *Work) check(ctx context.Context, selected []*selection, r LandRequest) ([]Finding, error) {
 	var found []Finding
+	add := func(more []Finding) (full bool) {
+		for _, f := range more {
+			if !slices.ContainsFunc(r.Accept, func(ok Finding) bool { return ok.ID == f.ID }) {
+				found = append(found, f)
+			}
+		}
+		return len(found) >= maxFindings
+	}
 	for _, s := range selected {
 		for _, path := range slices.Sorted(maps.Keys(s.edits)) {
 			e := s.edits[path]
@@ -41,13 +49,14 @@ func (w *Work) check(ctx context.Context, selected []*selection, r LandRequest) 
 			if err != nil {
 				return nil, fmt.Errorf("check %s: %w", printable(path), err)
 			}
-			if found = append(found, more...); len(found) > maxFindings {
+			if add(more) {
 				return found[:maxFindings], nil
 			}
 		}
 	}
 	more, err := scan("", "commit message", r.Message, "")
-	return append(found, more...), err
+	add(more)
+	return found, err
 }
 
 func (w *Work) checkFile(ctx context.Context, s *selection, path string, e repo.Entry) ([]Finding, error) {

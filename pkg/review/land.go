@@ -125,9 +125,6 @@ func (w *Work) refuse(ctx context.Context, selected []*selection, r LandRequest)
 	if err != nil {
 		return err
 	}
-	found = slices.DeleteFunc(found, func(f Finding) bool {
-		return slices.ContainsFunc(r.Accept, func(ok Finding) bool { return ok.ID == f.ID })
-	})
 	if len(found) > 0 {
 		return &FindingsError{found}
 	}

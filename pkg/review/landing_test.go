@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -100,6 +101,11 @@ func TestFork(t *testing.T) {
 	o.Sources[0].Parent = "id-s"
 	w := c.openWith(o)
 	c.equal("files", names(w), []string{"A fork"})
+	if _, err := w.Attempts()[0].AddNote(review.Target{Path: "fork"}, "Why?"); err != nil {
+		t.Fatal(err)
+	}
+	w = c.openWith(o)
+	c.equal("files after a note", names(w), []string{"A fork"})
 	c.land(w, review.LandRequest{Paths: []string{"."}, Branch: "review/s"})
 	c.equal("branch", c.git("ls-tree -r --name-only review/s"), "a\nb\nfork")
 	c.equal("b", c.git("show review/s:b"), "b\n2")
@@ -269,6 +275,24 @@ echo ok >ok`)
 		t.Errorf("branches: %q, want none", got)
 	}
 	c.land(w, review.LandRequest{Unchecked: true})
+}
+
+// More findings than are reported at once do not hide the last one.
+func TestManyFindings(t *testing.T) {
+	c := newClone(t, nil)
+	c.agent("s", `for i in $(seq 100 350); do echo "k$i = \"`+token[:37]+`$i\""; done >a; echo 'z = "`+token+`"' >z`)
+	w := c.open("s")
+	var accepted []review.Finding
+	for seen := false; !seen; {
+		_, err := w.Land(t.Context(), review.LandRequest{Paths: []string{"."}, Accept: accepted})
+		found, ok := errors.AsType[*review.FindingsError](err)
+		if !ok {
+			t.Fatalf("land with %d findings accepted: %v, want the others", len(accepted), err)
+		}
+		accepted = append(accepted, found.Findings...)
+		seen = slices.ContainsFunc(found.Findings, func(f review.Finding) bool { return f.Path == "z" })
+	}
+	c.land(w, review.LandRequest{Paths: []string{"."}, Accept: accepted})
 }
 
 func TestSecretInMessage(t *testing.T) {

@@ -90,12 +90,12 @@ func (o Options) recordFile(session string) recordFile {
 	return recordFile{filepath.Join(o.Dir, session+"-"+hex.EncodeToString(sum[:6])+".json"), o.Clone, session}
 }
 
-// read returns the record; ok is false if none was written yet.
-func (f recordFile) read() (r record, ok bool, err error) {
+// read returns the record, an empty one if none was written yet.
+func (f recordFile) read() (r record, err error) {
 	r = record{Clone: f.clone, Files: map[string]*fileMarks{}}
 	info, err := os.Stat(f.path)
 	if errors.Is(err, os.ErrNotExist) {
-		return r, false, nil
+		return r, nil
 	}
 	if err == nil && info.Size() > maxRecord {
 		err = fmt.Errorf("must have at most %d bytes, got %d", maxRecord, info.Size())
@@ -108,7 +108,7 @@ func (f recordFile) read() (r record, ok bool, err error) {
 		err = json.Unmarshal(content, &r)
 	}
 	if err != nil {
-		return r, false, fail.New(fail.Host, "read the choices of the review: %w", err).WithHint("rm %s # deletes choices and notes; shows everything again", ssh.Quote(f.path))
+		return r, fail.New(fail.Host, "read the choices of the review: %w", err).WithHint("rm %s # deletes choices and notes; shows everything again", ssh.Quote(f.path))
 	}
 	if r.Files == nil {
 		r.Files = map[string]*fileMarks{}
@@ -118,29 +118,28 @@ func (f recordFile) read() (r record, ok bool, err error) {
 			delete(r.Files, path)
 		}
 	}
-	return r, true, nil
+	return r, nil
 }
 
 // readLanded reads the record like read. If a landing was interrupted after its branch had the commit,
 // readLanded completes the record first.
-func (f recordFile) readLanded(ctx context.Context, trees *repo.Trees) (r record, ok bool, err error) {
-	r, ok, err = f.read()
+func (f recordFile) readLanded(ctx context.Context, trees *repo.Trees) (r record, err error) {
+	r, err = f.read()
 	if err != nil || r.Landing == nil {
-		return r, ok, err
+		return r, err
 	}
 	commit, err := trees.Commit(ctx, r.Landing.Commit)
 	if err != nil || commit == "" {
-		return r, ok, err
+		return r, err
 	}
 	tip, err := trees.Commit(ctx, "refs/heads/"+r.Landing.Branch)
 	if err != nil || tip == "" {
-		return r, ok, err
+		return r, err
 	}
 	if has, err := trees.Contains(ctx, tip, commit); err != nil || !has {
-		return r, ok, err
+		return r, err
 	}
-	r, err = f.landed(r.Landing)
-	return r, ok, err
+	return f.landed(r.Landing)
 }
 
 // update changes the record under a lock, and returns it. If change fails, the record stays.
@@ -155,7 +154,7 @@ func (f recordFile) update(change func(*record) error) (record, error) {
 		return record{}, fail.New(fail.Host, "lock the choices of the review: %w", err)
 	}
 	defer lock.Unlock()
-	r, _, err := f.read()
+	r, err := f.read()
 	if err != nil {
 		return r, err
 	}

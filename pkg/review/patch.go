@@ -262,7 +262,7 @@ func (f File) wholeKey() Key {
 
 func makeKey(parts ...string) Key {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
-	return Key(hex.EncodeToString(sum[:10]))
+	return Key(hex.EncodeToString(sum[:16]))
 }
 
 // apply returns the old content with the chosen lines changed.

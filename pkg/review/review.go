@@ -69,7 +69,8 @@ func (f File) ModeChanged() bool {
 	return f.OldMode != "" && f.NewMode != "" && f.OldMode != f.NewMode && f.Status != Retyped
 }
 
-// Key identifies a change by its content and its surroundings.
+// Key identifies a change by its content and its surroundings: 128 bits of a hash, so that an agent cannot
+// make two changes with the same key.
 type Key string
 
 // Patch is the difference of one file.

@@ -373,10 +373,12 @@ func TestSubmodules(t *testing.T) {
 func TestFileInsteadOfDirectory(t *testing.T) {
 	c := newClone(t, map[string]string{"dir/a": "1\n2\n3\n", "dir/b": "x\ny\nz\n", "f": "f\n"})
 	c.agent("s", `rm -r dir && echo file >dir && rm f && mkdir f && echo in >f/in`)
+	o := c.options("s")
+	o.Paths = []string{"f/in"} // as on the command line
 	w := c.open("s")
-	for _, path := range []string{"f/in"} {
-		if _, err := w.Land(t.Context(), review.LandRequest{Paths: []string{path}}); err == nil {
-			t.Errorf("land %s alone: no error, want one: f would be removed", path)
+	for what, w := range map[string]*review.Work{"all files": w, "that file": c.openWith(o)} {
+		if _, err := w.Land(t.Context(), review.LandRequest{Paths: o.Paths}); err == nil {
+			t.Errorf("land f/in alone in a review of %s: no error, want one: f would be removed", what)
 		}
 	}
 	for i, f := range w.Attempts()[0].Files() {

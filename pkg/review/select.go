@@ -125,7 +125,7 @@ func (a *Attempt) meant(ctx context.Context, p *Patch, m *fileMarks) (map[Key]bo
 // remove what stays, although the user has not chosen that.
 func (s *selection) checkPlaces() error {
 	stays, above := map[string]string{}, map[string]string{} // old files that stay, and the directories above them
-	for _, f := range s.attempt.files {
+	for _, f := range s.attempt.changed {
 		name := f.oldPath()
 		if e, edited := s.edits[name]; f.OldID == "" || edited && e == (repo.Entry{}) {
 			continue

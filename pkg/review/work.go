@@ -154,12 +154,12 @@ func (w *Work) read(ctx context.Context, o Options, src Source) (*Attempt, error
 	if err := a.findBase(ctx); err != nil {
 		return nil, err
 	}
-	rec, known, err := a.file.readLanded(ctx, w.trees)
+	rec, err := a.file.readLanded(ctx, w.trees)
 	if err != nil {
 		return nil, err
 	}
 	a.rec, a.was = rec, rec.Landed
-	if err := a.findLanded(ctx, o, known); err != nil {
+	if err := a.findLanded(ctx, o); err != nil {
 		return nil, err
 	}
 	if err := a.compare(ctx, o); err != nil {
@@ -235,7 +235,7 @@ func (a *Attempt) findUpstream(ctx context.Context) (string, error) {
 }
 
 // findLanded finds the tree that has landed, as it is on top of the base.
-func (a *Attempt) findLanded(ctx context.Context, o Options, known bool) (err error) {
+func (a *Attempt) findLanded(ctx context.Context, o Options) (err error) {
 	if a.baseTree, err = a.trees.Tree(ctx, a.base); err != nil {
 		return err
 	}
@@ -244,11 +244,11 @@ func (a *Attempt) findLanded(ctx context.Context, o Options, known bool) (err er
 	}
 	a.landed = a.baseTree
 	was := a.was
-	if !known && a.source.Parent != "" {
-		return a.inherit(ctx, o)
-	}
 	if was.Tree == "" {
-		return nil
+		if a.source.Parent == "" {
+			return nil
+		}
+		return a.inherit(ctx, o)
 	}
 	if _, err := a.trees.Tree(ctx, was.Tree); err != nil {
 		return fail.New(fail.Host, "read what has landed of session %s: %w", a.source.Name, err).WithHint("rm %s # deletes choices and notes; shows everything again", ssh.Quote(a.file.path))
@@ -288,8 +288,8 @@ func (a *Attempt) rebase(ctx context.Context, was landedTree) (string, error) {
 // inherit takes over what has landed of the session that this one was forked from, as far as this one
 // has the same.
 func (a *Attempt) inherit(ctx context.Context, o Options) error {
-	parent, known, err := o.recordFile(a.source.Parent).readLanded(ctx, a.trees)
-	if err != nil || !known || parent.Landed.Tree == "" {
+	parent, err := o.recordFile(a.source.Parent).readLanded(ctx, a.trees)
+	if err != nil || parent.Landed.Tree == "" {
 		return err
 	}
 	if _, err := a.trees.Tree(ctx, parent.Landed.Tree); err != nil {
@@ -337,6 +337,7 @@ func (a *Attempt) compare(ctx context.Context, o Options) error {
 			OldMode: c.Old.Mode, OldID: c.Old.ID, NewMode: c.New.Mode, NewID: c.New.ID,
 		}
 		open[f.Path], open[f.oldPath()] = true, true
+		a.changed = append(a.changed, f)
 		if f.matches(o.Paths) {
 			a.files = append(a.files, f)
 		}
