@@ -40,6 +40,7 @@ func (t *Trees) MergeTool(ctx context.Context, c MergeConflict, term Terminal) (
 	if err := t.prepareTool(ctx, dir, name, c); err != nil {
 		return e, fmt.Errorf("prepare merge: %w", err)
 	}
+	ctx = context.WithoutCancel(ctx) // Ctrl-C belongs to the tool, and must not lose what the user merged
 	if err := runTool(ctx, dir, name, term); err != nil {
 		return e, err
 	}

@@ -25,6 +25,15 @@ func Edit(ctx context.Context, file string) error {
 	return nil
 }
 
+// AfterEdit returns the context in which to complete what the user has edited. Ctrl-C in an editor also
+// cancels ctx, although the user did not mean this program.
+func AfterEdit(ctx context.Context) context.Context {
+	if ctx.Err() != nil {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
 // editors are tried in this order if the user has not chosen one.
 var editors = []string{"sensible-editor", "editor", "nano", "vim", "vi"}
 

@@ -211,7 +211,7 @@ func runCode(ctx context.Context, a *app.App, o codeOptions, what, file string) 
 		if isDir {
 			return fail.New(fail.Usage, "the terminal editor needs a file, and %s is a directory", where).WithHint("agent-sessionizer code --editor terminal %s FILE", ssh.Quote(what))
 		}
-		err := editCopy(ctx, a, conn, where)
+		err := editCopy(ctx, a, conn, s.Name, where)
 		if errors.Is(err, errTooLarge) {
 			return fail.New(fail.Usage, "%w", err).WithHint("agent-sessionizer cp %s .", ssh.Quote(s.Name+":"+where))
 		}
@@ -319,8 +319,8 @@ func knownToSSH(ctx context.Context, a *app.App, m *session.Manager, host string
 	return nil
 }
 
-// editCopy edits a copy of a file in the guest, and copies it back.
-func editCopy(ctx context.Context, a *app.App, conn *ssh.Client, file string) error {
+// editCopy edits a copy of a file in the guest, and copies it back. If that fails, the user's edits stay.
+func editCopy(ctx context.Context, a *app.App, conn *ssh.Client, session, file string) error {
 	dir, err := os.MkdirTemp("", "agent-sessionizer-")
 	if err != nil {
 		return fail.New(fail.Host, "create a directory for the copy: %w", err)
@@ -330,22 +330,26 @@ func editCopy(ctx context.Context, a *app.App, conn *ssh.Client, file string) er
 	if err == nil && !exists {
 		err = os.WriteFile(here, nil, 0o600)
 	}
-	if err == nil {
-		err = app.Edit(ctx, here)
-	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
-	now, err := os.ReadFile(here)
-	if err != nil {
-		return fail.New(fail.Host, "read the copy: %w", err)
+	err = app.Edit(ctx, here)
+	now, readErr := os.ReadFile(here)
+	if readErr != nil {
+		return fail.New(fail.Host, "read the copy: %w", errors.Join(err, readErr))
 	}
 	if bytes.Equal(now, was) {
-		a.Con.Say("%s", "no changes")
-		return os.RemoveAll(dir)
+		if err == nil {
+			a.Con.Say("%s", "no changes")
+		}
+		return errors.Join(err, os.RemoveAll(dir))
 	}
-	if err := putBack(ctx, conn, file, here, was, exists); err != nil {
-		return fail.New(fail.CodeOf(err), "%w; your edits are in %s", err, here).WithHint("%s", fail.HintOf(err))
+	if err == nil {
+		err = putBack(app.AfterEdit(ctx), conn, file, here, was, exists)
+	}
+	if err != nil {
+		return fail.New(fail.CodeOf(err), "%w; your edits are in %s", err, here).
+			WithHint("%s", cmp.Or(fail.HintOf(err), "agent-sessionizer cp "+ssh.Quote(here, session+":"+file)))
 	}
 	a.Con.Say("%s", "changed "+file)
 	return os.RemoveAll(dir)

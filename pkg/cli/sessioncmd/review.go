@@ -344,6 +344,7 @@ func (r reviewing) landNow(ctx context.Context, o reviewOptions) (review.Landed,
 			}
 			request.Resolutions = append(request.Resolutions, resolved)
 		}
+		ctx = app.AfterEdit(ctx)
 	}
 }
 
