@@ -196,7 +196,7 @@ func (s Store) Remove(id string) (removed int64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if len(parts) == 0 {
+		if len(parts) == 0 && os.Remove(s.Subject(id)) != nil { // a killed process may have left it empty
 			return 0, fail.New(fail.NotFound, "session or task %s has no recordings", id).WithHint("agent-sessionizer recordings list")
 		}
 		return removeParts(parts)
@@ -236,6 +236,9 @@ func (s Store) Expired(before time.Time) (sizes map[string]int64, err error) {
 		size := int64(0)
 		for _, p := range parts {
 			size += p.size
+		}
+		if st, err := os.Stat(s.Subject(id)); err != nil || len(parts) == 0 && st.ModTime().After(before) {
+			continue // removed meanwhile, or a recording begins
 		}
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.changed.After(before) }) {
 			sizes[id] = size

@@ -190,6 +190,18 @@ func TestExpired(t *testing.T) {
 			t.Errorf("Expired(%v) = %v, %v, want %d", c.before, got, err, c.want)
 		}
 	}
+	// A process was killed before it wrote the first part, or after it had removed the last one.
+	const empty = "ffffffffffff"
+	check(t, os.Mkdir(s.Subject(empty), 0o700))
+	if got, err := s.Expired(time.Now().Add(time.Hour)); err != nil || len(got) != 2 {
+		t.Errorf("Expired with an empty directory = %v, %v, want both", got, err)
+	}
+	if _, err := s.Remove(empty); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.Subject(empty)); err == nil {
+		t.Error("the empty directory is still there")
+	}
 }
 
 func TestLog(t *testing.T) {
