@@ -236,9 +236,12 @@ func (t *Trees) CopyRefs(ctx context.Context, from, session string) error {
 	if !sessionName.MatchString(session) {
 		return fail.New(fail.Usage, "invalid session name %q", clip(session)).WithHint("agent-sessionizer list")
 	}
+	refs := "refs/agents/" + session + "/"
+	if err := t.moveObstacles(ctx, from, refs); err != nil {
+		return err
+	}
 	g := t.clone
 	g.env = []string{"GIT_ALLOW_PROTOCOL=file"}
-	refs := "refs/agents/" + session + "/"
 	crash.Here(crash.BeforeFile)
 	err := g.run(ctx, "-c", "transfer.fsckObjects=true", "-c", "protocol.file.allow=always", "fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head", "--no-recurse-submodules",
 		"--no-auto-maintenance", "--end-of-options", from, "+"+refs+"*:"+refs+"*", "^"+refs+Landed)
@@ -247,6 +250,31 @@ func (t *Trees) CopyRefs(ctx context.Context, from, session string) error {
 		return fail.New(fail.Failure, "copy the commits of session %s: %w", session, err)
 	}
 	return nil
+}
+
+// moveObstacles moves references of the clone to replaced/ID whose names conflict with those of another
+// repository, such as "heads/a" with "heads/a/b".
+func (t *Trees) moveObstacles(ctx context.Context, from, prefix string) error {
+	here, there := &target{git: t.clone, prefix: prefix}, &target{git: hostGit{dir: from}, prefix: prefix}
+	if err := errors.Join(here.read(ctx), there.read(ctx)); err != nil {
+		return err
+	}
+	var changes []RefUpdate
+	for name := range there.session() {
+		if name != Landed {
+			changes = append(changes, RefUpdate{Name: name})
+		}
+	}
+	own := here.session()
+	var keep, remove strings.Builder
+	for name, id := range obstacles(own, changes) {
+		if _, ok := own["replaced/"+id]; !ok {
+			own["replaced/"+id] = id
+			fmt.Fprintf(&keep, "create %sreplaced/%s %s\n", prefix, id, id)
+		}
+		fmt.Fprintf(&remove, "delete %s%s %s\n", prefix, name, id)
+	}
+	return here.update(ctx, keep.String(), remove.String())
 }
 
 // Landed is the name, below refs/agents/SESSION/, of a commit with what has landed of a session. It keeps git

@@ -218,7 +218,12 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 		fmt.Fprintf(&third, "update %s%s %s %s\n", t.prefix, c.Name, c.New, old)
 		changes[i].Name = t.prefix + c.Name
 	}
-	for _, s := range []string{first.String(), second.String(), third.String()} {
+	return changes, t.update(ctx, first.String(), second.String(), third.String())
+}
+
+// update runs transactions of git update-ref, one after the other.
+func (t *target) update(ctx context.Context, transactions ...string) error {
+	for _, s := range transactions {
 		if s == "" {
 			continue
 		}
@@ -228,10 +233,10 @@ func (t *target) apply(ctx context.Context, offered map[string]string, maxRefs i
 		err := g.run(ctx, "update-ref", "--no-deref", "--stdin")
 		crash.Here(crash.AfterFile)
 		if err != nil {
-			return nil, fmt.Errorf("record the guest's work: %w", err)
+			return fmt.Errorf("record the guest's work: %w", err)
 		}
 	}
-	return changes, nil
+	return nil
 }
 
 // obstacles returns the references that conflict with changes: "a" with "a/b" and

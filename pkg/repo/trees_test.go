@@ -92,6 +92,13 @@ func TestCopyRefs(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "references", host(t, home, "git -C clone for-each-ref refs/agents --format='%(refname)'"), "refs/agents/s/HEAD\nrefs/agents/s/replaced/y")
+	// The agent renamed a branch to a name below itself.
+	host(t, home, "git -C clone update-ref refs/agents/s/heads/a HEAD && git -C mirror update-ref refs/agents/s/heads/a/b HEAD")
+	if err := trees.CopyRefs(t.Context(), filepath.Join(home, "mirror"), "s"); err != nil {
+		t.Error(err)
+	}
+	old := host(t, home, "git -C clone rev-parse HEAD")
+	equal(t, "references", host(t, home, "git -C clone for-each-ref refs/agents --format='%(refname)'"), "refs/agents/s/HEAD\nrefs/agents/s/heads/a/b\nrefs/agents/s/replaced/"+old+"\nrefs/agents/s/replaced/y")
 	if err := trees.CopyRefs(t.Context(), filepath.Join(home, "mirror"), "../s"); err == nil {
 		t.Error("copy with an invalid name: no error, want one")
 	}
