@@ -8,17 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/lockfile"
 )
 
 // sendDirty copies the uncommitted and untracked files of a local clone into the
 // guest's repository at tmp. It creates a commit from them with a temporary index
 // and object directory, so that the user's own do not change.
 func sendDirty(ctx context.Context, g Guest, dir, head, tmp string) (err error) {
-	own, err := os.MkdirTemp("", "agent-sessionizer-")
+	own, lock, err := lockfile.TempDir("", "agent-sessionizer-changes-", os.RemoveAll)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(own)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(own), lock.Unlock()) }()
 	// The user's configuration determines which files are ignored and how they are
 	// stored.
 	git := hostGit{dir: dir, user: true}
