@@ -72,7 +72,7 @@ func (c *results) collect(ctx context.Context, t *Task) error {
 		}
 		reason := c.rec.Text(fmt.Sprintf("the agent's results could not be collected: %v", err))
 		status.Outcome.Preserve = true
-		if status.Outcome.Result == Success {
+		if status.Outcome.Result == Success || status.Outcome.Result == CancelledByUser {
 			status.Outcome.Result, status.Outcome.Code = Failure, fail.CodeOf(err).String()
 			status.Outcome.Reason, status.Outcome.Hint = reason, c.rec.Text(fail.HintOf(err))
 			row.SetError(status.Outcome.Code, reason, status.Outcome.Hint)
@@ -133,11 +133,9 @@ func waitAgentEnd(ctx context.Context, at guestclient.Task, limit time.Duration)
 
 // gather receives the rest of the logs, the artifacts and the commits.
 func (c *results) gather(ctx context.Context, t *Task, s session.Session, g guestclient.Guest) error {
-	if err := c.rec.drain(ctx, t, g); err != nil {
-		return err
-	}
-	if t.base(s) == nil {
-		return nil // the task never had a checkout
+	drained := c.rec.drain(ctx, t, g)
+	if drained != nil && !errors.Is(drained, guestclient.ErrTruncated) || t.base(s) == nil { // or the task never had a checkout
+		return drained
 	}
 	list, lost, err := receive(ctx, c.rec.tasks.Dir(t.ID), *t, s, g.Task(t.ID, t.Status.Attempt))
 	if err != nil {
@@ -166,7 +164,7 @@ func (c *results) gather(ctx context.Context, t *Task, s session.Session, g gues
 		err = fail.New(fail.Failure, "%d files could not be received unchanged, such as %q: %s", len(lost), lost[0].Name, lost[0].Skipped).
 			WithHint("agent-sessionizer task artifacts %s", t.ID)
 	}
-	return err
+	return errors.Join(err, drained)
 }
 
 // collectTries limits how often files are collected again that change during the

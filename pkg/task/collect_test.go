@@ -283,6 +283,22 @@ func TestCollectFailsAfterAFailure(t *testing.T) {
 	}
 }
 
+// The VM of a cancelled task is kept, too, if its results cannot be collected.
+func TestCollectFailsAfterACancellation(t *testing.T) {
+	w, task, g := completing(t)
+	if err := w.rec.update(t.Context(), &task, func(_ *store.Task, status *Status) []store.Event {
+		status.Outcome = &Outcome{Result: CancelledByUser}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	g.answer("artifacts", nil, 1)
+	task, err := w.next(t, task)
+	if o := task.Status.Outcome; err != nil || !o.Preserve || !strings.Contains(o.Reason, "could not be collected") || task.last() != FailedPreserved {
+		t.Errorf("outcome = %+v, %v, last phase %s, want a reason and %s", o, err, task.last(), FailedPreserved)
+	}
+}
+
 // A full disk is waited for: nothing is decided, and the VM is not touched.
 func TestCollectOnAFullDisk(t *testing.T) {
 	w, task, _ := completing(t)

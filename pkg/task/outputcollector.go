@@ -126,6 +126,50 @@ func (r *outputCollector) collectUntilExit(ctx context.Context, g guestclient.Gu
 		return err
 	}
 	r.rec.Redact.SetGuest(values...)
+	for again := 0; ; again++ {
+		err := r.watch(ctx, g)
+		if !errors.Is(err, guestclient.ErrTruncated) {
+			return err
+		}
+		cut, cerr := r.continueCut(ctx, g)
+		if cerr != nil || !cut && again > 2 { // a file may have grown again meanwhile
+			return errors.Join(err, cerr)
+		}
+		if err := sleep(ctx, followEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// continueCut continues the logs with what an agent has written since it truncated its own output, as
+// "echo x >/dev/stderr" does: its output is a file. It reports whether one is shorter than what was read.
+func (r *outputCollector) continueCut(ctx context.Context, g guestclient.Guest) (cut bool, err error) {
+	st, err := g.Task(r.task.ID, r.task.Status.Attempt).Status(ctx)
+	if err != nil {
+		return false, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lengths[0]-r.from.Stdout > st.Stdout {
+		r.from.Stdout, cut = r.lengths[0], true
+	}
+	if r.lengths[1]-r.from.Stderr > st.Stderr {
+		r.from.Stderr, cut = r.lengths[1], true
+	}
+	if !cut {
+		return false, nil
+	}
+	return true, r.rec.update(ctx, &r.task, func(_ *store.Task, status *Status) []store.Event {
+		status.LogBase = r.from
+		return status.Events.Admit(store.NewEvent(EventWarning, lifecycle.Warning{
+			Message: "the agent truncated its own output, as by writing to /dev/stderr; some of it may be missing from the logs",
+			Hint:    "write to it with >>/dev/stderr or >&2",
+		}))
+	})
+}
+
+// watch receives output until the agent ends.
+func (r *outputCollector) watch(ctx context.Context, g guestclient.Guest) error {
 	var masks [2]*secret.Writer
 	for i := range masks {
 		masks[i] = r.rec.Redact.Mask(logWriter{r, i})
@@ -135,7 +179,7 @@ func (r *outputCollector) collectUntilExit(ctx context.Context, g guestclient.Gu
 	r.mu.Unlock()
 	from := guestclient.TaskOffsets{Stdout: max(0, out-r.from.Stdout), Stderr: max(0, errs-r.from.Stderr)}
 	from.Max = max(r.most-min(r.from.Stdout, r.from.Stderr), 1) // what the emptier log can take; recordOutput cuts the other one
-	err = g.Task(task.ID, task.Status.Attempt).Watch(ctx, from, func(f guestclient.TaskFrame) error {
+	err := g.Task(task.ID, task.Status.Attempt).Watch(ctx, from, func(f guestclient.TaskFrame) error {
 		if f.Status != nil {
 			return r.recordStatus(ctx, *f.Status)
 		}

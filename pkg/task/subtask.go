@@ -72,11 +72,14 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 	}
 	out.VM.Profile = r.profile
 	usual := manifest.DefaultLifecycle()
-	if out.Metadata.Priority == 0 { // it was not asked for, like the two below
+	if out.Metadata.Priority == 0 { // it was not asked for, like those below
 		out.Metadata.Priority = min(0, r.priority)
 	}
 	if out.Lifecycle.CancelGrace == usual.CancelGrace {
 		out.Lifecycle.CancelGrace = min(usual.CancelGrace, r.lifecycle.CancelGrace)
+	}
+	if out.Lifecycle.PreserveFor == usual.PreserveFor {
+		out.Lifecycle.PreserveFor = min(usual.PreserveFor, r.lifecycle.PreserveFor)
 	}
 	if out.Lifecycle.MaxArtifactBytes == usual.MaxArtifactBytes {
 		out.Lifecycle.MaxArtifactBytes = min(usual.MaxArtifactBytes, r.lifecycle.MaxArtifactBytes)
@@ -91,6 +94,7 @@ func narrow(asked *manifest.Task, r rights) (t *manifest.Task, notices []string,
 		{"vm.disk", int64(out.VM.Disk), int64(r.size.Disk), r.size.Disk.String()},
 		{"metadata.priority", int64(out.Metadata.Priority), int64(r.priority), fmt.Sprint(r.priority)},
 		{"lifecycle.cancel_grace", int64(out.Lifecycle.CancelGrace), int64(r.lifecycle.CancelGrace), r.lifecycle.CancelGrace.String()},
+		{"lifecycle.preserve_for", int64(out.Lifecycle.PreserveFor), int64(r.lifecycle.PreserveFor), r.lifecycle.PreserveFor.String()},
 		{"lifecycle.max_artifact_bytes", int64(out.Lifecycle.MaxArtifactBytes), int64(r.lifecycle.MaxArtifactBytes), r.lifecycle.MaxArtifactBytes.String()},
 	} {
 		if n.ask > n.has {

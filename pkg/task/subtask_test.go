@@ -97,6 +97,7 @@ func TestSubtaskCannotHaveMore(t *testing.T) {
 		{"secrets: [{name: A, source: env, key: HOME}]", "secrets", parentRights()},
 		{"secrets: [{name: A, source: cmd, key: id}]", "secrets", parentRights()},
 		{"lifecycle: {cancel_grace: 1h}", "lifecycle.cancel_grace", parentRights()},
+		{"lifecycle: {preserve_for: 30d}", "lifecycle.preserve_for", parentRights()},
 		{"lifecycle: {max_artifact_bytes: 5G}", "lifecycle.max_artifact_bytes", parentRights()},
 		{"lifecycle: {failure_action: preserve}", "lifecycle.failure_action", parentRights()},
 		{"lifecycle: {hang_action: preserve}", "lifecycle.hang_action", parentRights()},

@@ -168,6 +168,9 @@ func newTaskShowCmd(a *app.App) *cobra.Command {
 		Args:    app.Usage(cobra.ExactArgs(1)), ValidArgsFunction: completeTasks(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			h, t, err := findTask(cmd.Context(), a, args[0])
+			if err == nil {
+				t, err = ops.GetTask.On(cmd.Context(), h, ops.TaskPath{ID: t.ID}) // with its subtasks and usage
+			}
 			if err != nil {
 				return err
 			}
