@@ -160,19 +160,27 @@ func (x *execs) Start(ctx context.Context, c ops.Caller, s session.Session, r op
 		return ops.Exec{}, fail.New(fail.Conflict, "session %s is %s", s.ID, s.Phase).WithHint("agent-sessionizer start %s", s.Name)
 	}
 	id := ids.New()
-	if once != nil {
-		first, err := x.server.store.Reserve(ctx, store.Request{Actor: c.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")})
-		if err != nil {
-			return ops.Exec{}, err
-		}
-		if first.Subject != id { // a concurrent repetition of the same request
-			return x.repeated(s.ID, first, *once)
-		}
-	}
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it outlives the request, but not this server
 	if err := x.add(id, cancel); err != nil {
 		cancel(nil)
 		return ops.Exec{}, err
+	}
+	if once != nil {
+		var first store.Request
+		request := store.Request{Actor: c.Name, Key: once.Key, Digest: once.Digest, Subject: id, Notes: json.RawMessage("null")}
+		if first, err = x.server.store.Reserve(ctx, request); err != nil {
+			x.remove(id)
+			return ops.Exec{}, err
+		}
+		if first.Subject != id { // a concurrent repetition of the same request
+			x.remove(id)
+			return x.repeated(s.ID, first, *once)
+		}
+		defer func() {
+			if err != nil { // the command did not start, so a repetition may start it
+				err = errors.Join(err, x.server.store.Release(context.WithoutCancel(ctx), request))
+			}
+		}()
 	}
 	rec := execRecord{Server: x.self, Exec: ops.Exec{
 		ID: id, Session: s.ID, State: ops.ExecRunning, Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: slices.Sorted(maps.Keys(r.Env)),

@@ -336,6 +336,34 @@ func TestExecWithoutAVM(t *testing.T) {
 	r.execs.remove("x")
 }
 
+// A command that was refused may be sent again with the same key.
+func TestRefusedExecIsRepeated(t *testing.T) {
+	r := newRig(t, Limits{Execs: 1})
+	const id = "aaaa11112222"
+	r.session(id)
+	if err := r.execs.add("x", func(error) {}); err != nil {
+		t.Fatal(err)
+	}
+	c := call{method: http.MethodPost, path: ops.SessionsPath + "/" + id + "/exec", body: `{"argv":["id"]}`, header: []string{"Content-Type", "application/json", "Idempotency-Key", "once"}}
+	if resp, body := r.do(c); resp.StatusCode != http.StatusTooManyRequests {
+		t.Fatalf("exec over the limit = %s %s, want %d", resp.Status, body, http.StatusTooManyRequests)
+	}
+	r.execs.remove("x")
+	dir := r.execs.sessionDir(id)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o700), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if resp, body := r.do(c); resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("exec without a directory = %s %s, want %d", resp.Status, body, http.StatusServiceUnavailable)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if resp, body := r.do(c); resp.StatusCode/100 != 2 {
+		t.Errorf("repeated exec = %s %s, want success", resp.Status, body)
+	}
+}
+
 // Only the newest commands of a session are kept.
 func TestExecsArePruned(t *testing.T) {
 	r := newRig(t, Limits{})

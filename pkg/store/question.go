@@ -145,7 +145,7 @@ func (s *Store) SyncQuestions(ctx context.Context, session string, asked []Quest
 		if len(changed) == 0 {
 			return nil
 		}
-		if _, err := tx.ExecContext(ctx, `DELETE FROM questions WHERE state IN ('delivered', 'closed') AND (
+		if _, err := tx.ExecContext(ctx, `DELETE FROM questions WHERE (state IN ('delivered', 'closed') OR session IN (SELECT id FROM sessions WHERE phase = 'gone')) AND (
 			num <= (SELECT num FROM questions ORDER BY num DESC LIMIT 1 OFFSET ?2) OR
 			session = ?1 AND num <= (SELECT num FROM questions WHERE session = ?1 ORDER BY num DESC LIMIT 1 OFFSET ?3))`, session, questionsKept, questionsPerSession); err != nil {
 			return fmt.Errorf("remove old questions: %w", err)

@@ -45,6 +45,14 @@ func request(ctx context.Context, q queryer, actor, key string) (Request, bool, 
 	return r, err == nil, err
 }
 
+// Release removes r, which Reserve stored, because what it asked for was not begun.
+func (s *Store) Release(ctx context.Context, r Request) error {
+	return s.db.tx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM requests WHERE actor = ? AND key = ? AND subject = ?`, r.Actor, r.Key, r.Subject)
+		return err
+	})
+}
+
 // Reserve stores r, unless its actor already has a request with that key, which is
 // then returned instead. Keys expire after a day, and an actor's oldest ones when it
 // has too many.

@@ -76,7 +76,11 @@ function controls(q: Question, respond: Respond, place: HTMLElement): HTMLElemen
   } else if (q.kind === "budget") {
     answer("Deny", "deny");
   } else if (parts === 1) {
-    (q.choices ?? []).slice(0, 20).forEach((choice, i) => answer(line(choice, 80), String(i + 1)));
+    const choices = q.choices ?? [];
+    choices.slice(0, 20).forEach((choice, i) => {
+      const number = String(i + 1);
+      answer(line(choice, 80), choices.includes(number) ? choice : number); // "2" means the choice 2 if there is one
+    });
   }
   if (q.kind === "network" || (q.only && parts === 1 && !decides)) return h("div", { class: "answers" }, buttons);
   const label = q.kind === "budget" ? `The new limit, such as ${q.tool === "tokens" ? "2M" : "10 USD"}, or none` : decides ? "Or deny, and say what to do instead" : parts > 1 ? `Answers, one line for each of ${parts} parts` : buttons.length > 0 ? "Or another answer" : "Answer";
