@@ -3,10 +3,12 @@ package gateway
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"runtime/metrics"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +44,8 @@ type conn struct {
 	record    Record   // of the opening
 	opened    bool
 	over      bool // the connection's end was already reported
-	closers   []func()
+	closers   map[int]func()
+	closer    int // the last key of closers
 }
 
 // conns holds the guest's connections.
@@ -167,19 +170,29 @@ func (c *conn) abort(reason string) {
 }
 
 // onClose registers f to run when the connection is cut and when it ends. f may be called
-// both times.
-func (c *conn) onClose(f func()) {
+// both times, unless forget was called before.
+func (c *conn) onClose(f func()) (forget func()) {
 	c.mu.Lock()
-	c.closers = append(c.closers, f)
+	c.closer++
+	id := c.closer
+	if c.closers == nil {
+		c.closers = map[int]func(){}
+	}
+	c.closers[id] = f
 	c.mu.Unlock()
 	if c.ctx.Err() != nil {
 		f()
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.closers, id)
 	}
 }
 
 func (c *conn) close() {
 	c.mu.Lock()
-	closers := c.closers
+	closers := slices.Collect(maps.Values(c.closers))
 	c.mu.Unlock()
 	for _, f := range closers {
 		f()
@@ -335,6 +348,7 @@ func (c *conn) end() {
 // upstream is the gateway's side of a connection to the outside.
 type upstream struct {
 	net.Conn
+	forget   func() // forgets to abort it when the guest's connection ends
 	finished atomic.Bool
 }
 
@@ -344,6 +358,7 @@ func (u *upstream) CloseWrite() error { return pipe.CloseWrite(u.Conn) }
 // Close closes the connection normally.
 func (u *upstream) Close() error {
 	u.finished.Store(true)
+	u.forget()
 	return u.Conn.Close()
 }
 

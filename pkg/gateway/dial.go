@@ -117,7 +117,7 @@ func (c *conn) dialAddr(to netip.AddrPort) (*upstream, error) {
 // track registers conn to be aborted when c is cut or ends.
 func (c *conn) track(conn net.Conn) *upstream {
 	up := &upstream{Conn: conn}
-	c.onClose(up.abort)
+	up.forget = c.onClose(up.abort)
 	return up
 }
 

@@ -187,7 +187,7 @@ func FuzzHTTP(f *testing.F) {
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
-			c.serveHTTP(far, &dialled{conn: &upstream{Conn: toServer}})
+			c.serveHTTP(far, &dialled{conn: &upstream{Conn: toServer, forget: func() {}}})
 		}()
 		go func() {
 			near.Write(b)

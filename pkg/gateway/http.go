@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway/intercept"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/pipe"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/policy"
@@ -32,6 +34,10 @@ const (
 	// ContentLength of an answer whose length is unknown. With -1 the proxy would ignore flushTime and
 	// flush after each read, and each flush costs a chunk and a tiny TLS record.
 	unknownLength = -2
+	// Memory for the bodies of intercepted requests. Each counts, while it is answered, with its length, but
+	// with at most maxBody: no more of one body is in memory.
+	maxBodies = 64 << 20
+	maxBody   = 1 << 20
 )
 
 // web is a real proxy for plain HTTP: it parses, checks and rewrites every request, so
@@ -42,6 +48,7 @@ type web struct {
 	secure  webServer // HTTP/1.1 and HTTP/2 from intercepted TLS connections
 	forward *httputil.ReverseProxy
 	objects objects
+	bodies  *semaphore.Weighted // bytes of requests that may be in memory
 }
 
 // webServer serves connections that are given to it one by one.
@@ -85,7 +92,7 @@ type (
 )
 
 func newWeb(g *Gateway) *web {
-	w := &web{g: g}
+	w := &web{g: g, bodies: semaphore.NewWeighted(maxBodies)}
 	quiet := log.New(io.Discard, "", 0) // a guest's broken requests are not worth a log line
 	w.forward = &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -328,6 +335,14 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if wc.intercepted {
+		size := r.ContentLength
+		if size < 0 || size > maxBody {
+			size = maxBody
+		}
+		if err := w.bodies.Acquire(r.Context(), size); err != nil {
+			panic(http.ErrAbortHandler) // the guest is gone
+		}
+		defer w.bodies.Release(size)
 		if c.g.answerRefresh(rw, r, c.name) {
 			return
 		}

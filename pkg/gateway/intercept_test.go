@@ -12,7 +12,10 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -189,6 +192,50 @@ func TestInterceptedCut(t *testing.T) {
 		if status, answer, err := w.ask(c, "https://example.com/", guestToken); status != http.StatusRequestEntityTooLarge || answer != "too large" || err == nil {
 			t.Errorf("HTTP/2 %t: answer that was cut off = %d %q, %v, want %d %q and an error", http2, status, answer, err, http.StatusRequestEntityTooLarge, "too large")
 		}
+	}
+}
+
+// A guest cannot make the gateway hold the bodies of any number of requests.
+func TestInterceptedBodiesAreBounded(t *testing.T) {
+	w := newWorld(t, config{policy: allow("example.com")})
+	var running, most atomic.Int64
+	arrived, finish := make(chan struct{}, 1000), make(chan struct{})
+	w.trusting(w.secureWeb("example.com", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if now := running.Add(1); now > most.Load() {
+			most.Store(now)
+		}
+		defer running.Add(-1)
+		arrived <- struct{}{}
+		<-finish
+		_, _ = io.Copy(rw, r.Body)
+	})))
+	c, guestToken := w.bind(true)
+	const limit, requests = maxBodies / maxBody, maxBodies/maxBody + 20
+	var all sync.WaitGroup
+	for range requests {
+		all.Go(func() {
+			r, err := http.NewRequestWithContext(w.ctx(), http.MethodPost, "https://example.com/", io.MultiReader(strings.NewReader("a body of "), strings.NewReader("unknown length")))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Header.Set("Authorization", guestToken)
+			if status, body, err := do(c, r); status != http.StatusOK || body != "a body of unknown length" || err != nil {
+				t.Errorf("answer = %d %q, %v, want the body", status, body, err)
+			}
+		})
+	}
+	for range limit {
+		<-arrived
+	}
+	select {
+	case <-arrived:
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(finish)
+	all.Wait()
+	if most.Load() != limit {
+		t.Errorf("requests at once = %d, want %d", most.Load(), limit)
 	}
 }
 

@@ -113,17 +113,41 @@ func (g *Gateway) SetMetering(m Metering) error {
 		}
 	} else {
 		// A gateway that counts nothing needs no memory for the database.
-		now.ledger = sync.OnceValues(func() (*store.Store, error) {
+		now.ledger = onceOpen(func() (*store.Store, error) {
 			s, err := store.Open(g.ctx, m.Store)
 			if err != nil {
 				return nil, err
 			}
+			if err := s.AbandonUsage(g.ctx, m.Session); err != nil { // an earlier gateway's
+				return nil, errors.Join(err, s.Close())
+			}
 			g.run(s, func() { <-g.ctx.Done() })
-			return s, s.AbandonUsage(g.ctx, m.Session) // an earlier gateway's
+			return s, nil
 		})
 	}
 	g.metering.Store(now)
 	return g.readRuledHosts()
+}
+
+// reopenAfter is how long an error of the store is returned before it is opened again.
+const reopenAfter = 5 * time.Second
+
+// onceOpen returns a function that calls open until it succeeds, and then always returns that store.
+func onceOpen(open func() (*store.Store, error)) func() (*store.Store, error) {
+	var mu sync.Mutex
+	var s *store.Store
+	var err error
+	var failed time.Time
+	return func() (*store.Store, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if s == nil && time.Since(failed) >= reopenAfter {
+			if s, err = open(); err != nil {
+				s, failed = nil, time.Now()
+			}
+		}
+		return s, err
+	}
 }
 
 // readHosts returns the hosts to which all requests are read, sorted.
@@ -266,7 +290,12 @@ func parseRequest(r *http.Request) (request meter.Request, n int64, err error) {
 		return request, 0, err
 	}
 	whole := len(body) <= maxParsed
-	plain, known := decoded(body, r.Header.Get("Content-Encoding"))
+	encoding := r.Header.Get("Content-Encoding")
+	if encoding != "" {
+		decoding.Lock()
+		defer decoding.Unlock()
+	}
+	plain, known := decoded(body, encoding)
 	request, insert := meter.ParseRequest(r.URL.EscapedPath(), plain, whole && known)
 	if len(plain) != len(body) {
 		insert = "" // the body stays as it is
@@ -286,6 +315,9 @@ func parseRequest(r *http.Request) (request meter.Request, n int64, err error) {
 	}{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
 	return request, r.ContentLength, nil
 }
+
+// decoding is held while a decoded body is in memory, which may be much larger than the body.
+var decoding sync.Mutex
 
 // decoded returns a body without its encoding, if that is known and the body is not too long.
 // Codex compresses what it sends to chatgpt.com.

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -373,6 +374,30 @@ func TestMeteringWithoutStore(t *testing.T) {
 			t.Error("usageError = nil, want the reason")
 		}
 	}
+}
+
+// A store that cannot be opened is opened again later.
+func TestOnceOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls, full := 0, errors.New("disk full")
+		open := onceOpen(func() (*store.Store, error) {
+			if calls++; calls == 1 {
+				return nil, full
+			}
+			return new(store.Store), nil
+		})
+		for range 2 {
+			if s, err := open(); s != nil || !errors.Is(err, full) || calls != 1 {
+				t.Errorf("open = %v, %v after %d calls, want %v after 1", s, err, calls, full)
+			}
+		}
+		time.Sleep(reopenAfter)
+		for range 2 {
+			if s, err := open(); s == nil || err != nil || calls != 2 {
+				t.Errorf("open, later = %v, %v after %d calls, want a store after 2", s, err, calls)
+			}
+		}
+	})
 }
 
 // A WebSocket would not be counted.

@@ -602,7 +602,11 @@ func files(ctx context.Context, c *collector) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range slices.Concat(packs, records, marks) {
+	homes, err := filepath.Glob(session.SavedHomes{Paths: c.Config.Paths}.Leftovers())
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(packs, records, marks, homes) {
 		st, err := os.Lstat(path)
 		if err != nil || !st.Mode().IsRegular() || time.Since(st.ModTime()) < day {
 			continue

@@ -272,10 +272,11 @@ func readings(escaped string) ([]string, error) {
 	return []string{decoded, strings.ToLower(kept)}, nil
 }
 
-// denies reports whether a rule that denies applies. One that cannot be parsed applies to
-// everything.
+// denies reports whether a rule that denies applies, also to the path without a slash at its end: many
+// servers treat both as the same. One that cannot be parsed applies to everything.
 func (r requestRule) denies(q Request, path string) bool {
-	return r.bad || r.matches(q, path, func(values []string, clear bool) bool { return !clear || slices.Contains(values, r.value) })
+	has := func(values []string, clear bool) bool { return !clear || slices.Contains(values, r.value) }
+	return r.bad || r.matches(q, path, has) || r.matches(q, strings.TrimSuffix(path, "/"), has)
 }
 
 // allows reports whether a rule that allows applies. One that cannot be parsed applies to

@@ -46,6 +46,7 @@ func TestDecideRequest(t *testing.T) {
 		{"HEAD", "api.github.com", "/secrets/x", false, "denied by a request rule"},
 		{"GET", "api.github.com", "/secrets/y/x", true, ""},
 		{"POST", "api.github.com", "/repos/acme/app/pulls", false, "denied by a request rule"},
+		{"POST", "api.github.com", "/repos/acme/app/pulls/", false, "denied by a request rule"}, // the same to many servers
 		{"GET", "api.github.com", "/repos/acme/app/../x", false, "several ways"},
 		{"GET", "api.github.com", "/repos/acme/app/%2e%2e/x", false, "several ways"},
 		{"GET", "api.github.com", "/repos/acme/app%2F..%2Fx", false, "several ways"},
@@ -94,6 +95,9 @@ func TestTightenRequests(t *testing.T) {
 	user.Requests = [][]RequestRules{{{Host: "a.example", Allow: []string{"GET /**"}}}}
 	own.Requests = [][]RequestRules{{{Host: "a.example", Allow: []string{"* /**"}}, {Host: "b.example", Allow: []string{"GET /x"}}}}
 	p := Tighten(user, own)
+	if again := Tighten(p, p); len(again.Requests) != len(p.Requests) { // as for a subtask
+		t.Errorf("layers = %d, want %d, each once", len(again.Requests), len(p.Requests))
+	}
 	for target, want := range map[string]bool{"GET a.example": true, "POST a.example": false, "GET b.example": false} {
 		method, host, _ := strings.Cut(target, " ")
 		if d := p.DecideRequest(Request{host, method, "/y", ""}); d.Allowed != want {

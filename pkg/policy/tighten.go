@@ -3,6 +3,7 @@ package policy
 import (
 	"iter"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -30,7 +31,11 @@ func Tighten(user, repo *Policy) *Policy {
 	if repo == nil {
 		return p
 	}
-	p.Requests = append(p.Requests, repo.Requests...)
+	for _, layer := range repo.Requests { // a subtask has the layers of its parent again
+		if !slices.ContainsFunc(p.Requests, func(has []RequestRules) bool { return reflect.DeepEqual(has, layer) }) {
+			p.Requests = append(p.Requests, layer)
+		}
+	}
 	p.Mode = narrower(user.Mode, repo.Mode)
 	if repo.Names != nil && p.Mode == Open {
 		p.Mode = Allowlist

@@ -188,7 +188,7 @@ func (o Checkpoints) create(ctx context.Context, s Session, id, name string, tem
 		case c != nil && c.State != CheckpointFailed:
 			return fail.New(fail.Conflict, "session %s already has a checkpoint %s", s.Name, name).WithHint("agent-sessionizer checkpoints %s --remove %s", s.Name, name)
 		case c == nil && !temporary && f.countCheckpoints() >= maxCheckpoints:
-			return fail.New(fail.Usage, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
+			return fail.New(fail.Conflict, "session %s already has %d checkpoints", s.Name, maxCheckpoints).WithHint("agent-sessionizer checkpoints %s", s.Name)
 		}
 		f.addCheckpoint(name, id, o.Sessions.Actor).Temporary = temporary
 		return nil

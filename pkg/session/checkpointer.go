@@ -249,6 +249,8 @@ func (k checkpointer) restore(ctx context.Context, s Session) (Session, error) {
 					f.Resumes = current.ID
 				}
 				current.Remove = true
+			} else { // it may have been saved nevertheless
+				f.removeUnlisted(currentID)
 			}
 			return
 		}
@@ -340,7 +342,7 @@ func (k checkpointer) endRestore(ctx context.Context, s Session, result func(*St
 			if m.State != vm.Running {
 				f.Endpoint, f.Attention = vm.Endpoint{}, nil
 			}
-			if f.RestoreError != nil && s.Phase == Stopped {
+			if f.RestoreError != nil && s.Phase == Stopped && Phase(row.Desired) == Ready { // a destroy stays in force
 				row.Desired = string(Stopped)
 			}
 		})

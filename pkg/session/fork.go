@@ -144,11 +144,11 @@ func labelTaken(by Session, fork string) error {
 func (o Checkpoints) fork(ctx context.Context, s Session, c storedCheckpoint, of ForkOf, label string, exact bool) (Session, error) {
 	m := o.Sessions
 	spec := s.Spec
-	spec.Fork = &of
+	spec.Fork, spec.Numbered = &of, false
 	was := s.Status
 	status := Status{
 		Net: was.Net, Budget: was.Budget, Project: was.Project, Dir: strings.TrimPrefix(was.Dir, was.Root), Base: was.Base, Target: was.Target,
-		SavedHome: was.SavedHome, From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
+		From: golden.FromFork, Provisioned: c.Provisioned, Program: c.Program, RequestedBy: m.requestedBy(ctx),
 		SetupPlan: was.SetupPlan, Setup: was.Setup,
 	}
 	labels, asked := freeLabels(cmp.Or(label, s.Label)), label

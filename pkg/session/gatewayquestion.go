@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/config"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/gateway"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/guestproto"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/ids"
@@ -138,7 +139,11 @@ func (net Net) applyAnswers(ctx context.Context, s Session) (applied []string, u
 		changed, err := net.applyAnswer(ctx, s, q)
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("apply answer to %s: %w", q.ID, err))
-			unapplied = append(unapplied, q)
+			if fail.CodeOf(err) == fail.Usage { // no rule can have that name, now or later
+				applied = append(applied, q.GuestID)
+			} else {
+				unapplied = append(unapplied, q)
+			}
 			continue
 		}
 		s, applied = changed, append(applied, q.GuestID)

@@ -59,8 +59,9 @@ func loginSecrets(logins []login.Login) []gateway.Secret {
 	return all
 }
 
-// placeholderEnd returns when the clients believe that their placeholders end.
-func placeholderEnd() time.Time { return time.Now().AddDate(1, 0, 0) }
+// placeholderEnd is when the clients believe that their placeholders end. It is always the same: a part of
+// Codex's placeholders is made from it, and they must not change while Codex runs.
+var placeholderEnd = time.Date(2099, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // loginFile returns the file that the client of a login reads in the guest, with placeholders.
 func loginFile(l login.Login, placeholders map[string]string) (path string, text []byte, err error) {
@@ -72,7 +73,7 @@ func loginFile(l login.Login, placeholders map[string]string) (path string, text
 			scopes = []string{"user:inference", "user:profile"}
 		}
 		text, err = json.Marshal(map[string]any{"claudeAiOauth": map[string]any{
-			"accessToken": access, "refreshToken": refresh, "expiresAt": placeholderEnd().UnixMilli(),
+			"accessToken": access, "refreshToken": refresh, "expiresAt": placeholderEnd.UnixMilli(),
 			"scopes": scopes, "subscriptionType": account.Plan, "rateLimitTier": account.Tier,
 		}})
 		return guestclient.Home + "/.claude/.credentials.json", text, err
@@ -90,7 +91,7 @@ func loginFile(l login.Login, placeholders map[string]string) (path string, text
 func codexClaims(l login.Login) map[string]any {
 	account := l.Account()
 	return map[string]any{
-		"exp": placeholderEnd().Unix(), "email": "user@localhost",
+		"exp": placeholderEnd.Unix(), "email": "user@localhost",
 		"https://api.openai.com/auth": map[string]any{"chatgpt_account_id": account.ID, "chatgpt_plan_type": account.Plan},
 	}
 }

@@ -55,6 +55,7 @@ type Request struct {
 	Within       *Bounds                  // the rights of the session that submitted the task
 	Branch       string                   // a new branch for the checkout, at the commit that Repo selects
 	Label        string                   // distinguishes the sessions of a repository
+	Numbered     bool                     // the program chose Label, for another session
 	New          bool                     // create a session, even if the repository has one; without a label, choose one
 	Restricted   bool                     // a client below admin asked: nothing from the user's home directory is copied
 	Workspace    string                   // holds the checkout, from an earlier session or a new one; "" for none
@@ -120,8 +121,9 @@ func (m *Manager) insert(ctx context.Context, n store.Session, spec Spec, status
 	if n.Status, err = json.Marshal(status); err != nil {
 		return row, false, err
 	}
+	numbered := spec.Numbered
 	for label := range labels {
-		spec.Numbered = label != asked
+		spec.Numbered = numbered || label != asked
 		n.Label, n.Name = label, Name(n.Repo, label, n.ID[:6], budget)
 		if n.Spec, err = json.Marshal(spec); err != nil {
 			return row, false, err
@@ -204,7 +206,7 @@ func (m *Manager) spec(r Request) (Spec, []string, error) {
 		Repo:      r.Repo, Image: from.String(), Arch: arch, Profile: r.Profile, Resources: res,
 		NetworkMode: r.NetworkMode, WithChanges: r.WithChanges,
 		HostServices: r.HostServices, Enforced: settings.Network.Enforced(), Secrets: r.Secrets, Requests: r.Requests, Budget: r.Budget,
-		Restricted: r.Restricted, Within: r.Within, NewBranch: r.Branch,
+		Restricted: r.Restricted, Within: r.Within, NewBranch: r.Branch, Numbered: r.Numbered,
 	}, append(notices, warnings...), nil
 }
 

@@ -57,6 +57,12 @@ func (h SavedHomes) file(repoKey, label string) string {
 	return filepath.Join(h.Paths.SavedHomes(), hex.EncodeToString(sum[:16])+savedHomeSuffix)
 }
 
+// partSuffix is added to the name of a saved home that is being written.
+const partSuffix = ".new"
+
+// Leftovers returns a pattern for the files that killed processes were writing.
+func (h SavedHomes) Leftovers() string { return filepath.Join(h.Paths.SavedHomes(), "*"+partSuffix) }
+
 // write replaces the saved home of k.RepoKey and k.Label with what from writes, if that is
 // complete and at most this many bytes long. An empty archive removes the saved home.
 // The secrets of redact are overwritten without changing the length. Only the keeper
@@ -70,7 +76,7 @@ func (h SavedHomes) write(ctx context.Context, k SavedHome, most int64, redact *
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fail.New(fail.Host, "create directory of saved homes: %w", err)
 	}
-	part := file + ".new" // always the same name, so leftovers of a crash are replaced
+	part := file + partSuffix // always the same name, so leftovers of a crash are replaced
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fail.New(fail.Host, "write saved home: %w", err)
 	}

@@ -366,7 +366,7 @@ func (w Workspaces) Rebind(ctx context.Context, name, profile string, trust bool
 	r := Request{
 		Repo: old.Spec.Repo, Profile: cmp.Or(profile, old.Spec.Profile), Image: old.Spec.Image, Arch: old.Spec.Arch, NetworkMode: old.Spec.NetworkMode,
 		HostServices: old.Spec.HostServices, Secrets: old.Spec.Secrets, Requests: old.Spec.Requests, Budget: old.Spec.Budget,
-		Branch: old.Spec.NewBranch, Label: old.Label, Workspace: name, TrustWorkspace: trust,
+		Branch: old.Spec.NewBranch, Label: old.Label, Numbered: old.Spec.Numbered, Workspace: name, TrustWorkspace: trust,
 	}
 	if profile == "" {
 		r.Resources = old.Spec.Resources

@@ -3,6 +3,7 @@ package task
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/fail"
@@ -255,7 +256,9 @@ func (m *machine) discard(ctx context.Context, t *Task) error {
 		return m.cleanupInSession(ctx, *t)
 	}
 	if t.SessionID == "" {
-		return nil
+		if err := m.recordLost(ctx, t); err != nil || t.SessionID == "" {
+			return err
+		}
 	}
 	s, err := m.sessions.Get(ctx, t.SessionID)
 	if err != nil || s.Phase == session.Gone {
@@ -267,6 +270,20 @@ func (m *machine) discard(ctx context.Context, t *Task) error {
 		}
 		return m.await(ctx, s.ID, session.Gone)
 	})
+}
+
+// recordLost records the task's session if its keeper died, or the task was cancelled, after it had created
+// the session and before it recorded it.
+func (m *machine) recordLost(ctx context.Context, t *Task) error {
+	all, err := m.sessions.List(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(s session.Session) bool { return s.Task == t.ID })
+	if i < 0 {
+		return nil
+	}
+	return m.rec.update(ctx, t, func(row *store.Task, _ *Status) []store.Event { row.SessionID = all[i].ID; return nil })
 }
 
 // leaveLimit is for a guest that no longer responds after everything was collected.

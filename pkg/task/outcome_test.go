@@ -128,6 +128,40 @@ func TestFinishDestroysTheVM(t *testing.T) {
 	}
 }
 
+// A VM is destroyed also if its task's keeper was killed before it recorded the session.
+func TestDiscardUnrecordedVM(t *testing.T) {
+	w, task, _ := completing(t)
+	id := task.SessionID
+	w.Tasks.Sessions.Self = writeProgram(t, "") // the session's keeper
+	_, err := w.Tasks.store().Update(t.Context(), id, func(row *store.Session) (store.Event, error) { row.Task = task.ID; return store.Event{}, nil })
+	if err == nil {
+		err = w.rec.update(t.Context(), &task, func(row *store.Task, _ *Status) []store.Event { row.SessionID = ""; return nil })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- w.vm.discard(t.Context(), &task) }()
+	for {
+		s, err := w.Tasks.Sessions.Get(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Desired == session.Gone {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("discard = %v with a VM to be %s, want it to wait for the removal", err, s.Desired)
+		default:
+		}
+	}
+	become(t, w.Tasks, id, session.Gone)
+	if err := <-ended; err != nil || task.SessionID != id {
+		t.Errorf("discard = %v, session %q, want nil, %s", err, task.SessionID, id)
+	}
+}
+
 // writeProgram makes a shell script and returns its path.
 func writeProgram(t *testing.T, script string) string {
 	t.Helper()

@@ -1,11 +1,17 @@
 package servecmd
 
 import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/spf13/cobra"
 
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/cli/app"
 	"github.com/agent-sessionizer/agent-sessionizer/pkg/mcpserver"
+	"github.com/agent-sessionizer/agent-sessionizer/pkg/ops"
 )
 
 // maxMCPLine limits one message of a client, in bytes.
@@ -25,7 +31,30 @@ you turn that off.`,
 			if err != nil {
 				return err
 			}
+			if e, ok := h.(ops.Engine); ok {
+				go keepTended(cmd.Context(), e)
+			}
 			return mcpserver.New(h, app.Version).Run(cmd.Context(), &mcp.StdioTransport{MaxLineLength: maxMCPLine})
 		},
+	}
+}
+
+// tendEvery is how often this command starts missing keepers and waiting tasks.
+const tendEvery = 5 * time.Second
+
+// keepTended starts missing keepers and waiting tasks until ctx ends, as serve does. Other commands do it once,
+// when they start; this one runs for as long as its agent.
+func keepTended(ctx context.Context, e ops.Engine) {
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := errors.Join(e.Tasks.Sessions.Reconcile(ctx), e.Tasks.Reconcile(ctx)); err != nil && ctx.Err() == nil {
+			slog.WarnContext(ctx, "failed to start missing keepers", "error", err)
+		}
 	}
 }
