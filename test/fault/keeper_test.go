@@ -497,7 +497,7 @@ func again(got *ending, want ending) {
 // every returns n, or a much larger step in a short run, to test fewer marks.
 func every(n int) int {
 	if testing.Short() {
-		return n * 9
+		return n * 16
 	}
 	return n
 }
