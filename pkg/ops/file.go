@@ -85,7 +85,7 @@ func (e Engine) Read(ctx context.Context, f File) (io.ReadCloser, error) {
 		path = e.Tasks.Dir(t.ID).Stderr()
 	}
 	if f.Follow {
-		return e.follow(ctx, t.ID, path), nil
+		return e.Follow(ctx, t.ID, path), nil
 	}
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -143,8 +143,8 @@ func (e Engine) Commits(ctx context.Context, id string) (bundle *os.File, err er
 	return bundle, nil
 }
 
-// follow returns a growing output, which ends when its task has ended.
-func (e Engine) follow(ctx context.Context, id, path string) io.ReadCloser {
+// Follow returns a growing file of a task, which ends when the task has ended.
+func (e Engine) Follow(ctx context.Context, id, path string) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
 	over := make(chan struct{})

@@ -288,23 +288,14 @@ func keeperLog(ctx context.Context, a *app.App, h ops.Host, t task.View, o taskL
 	if _, err := e.TaskWithFiles(ctx, t.ID); err != nil {
 		return err
 	}
-	over, id, state := make(chan struct{}), t.ID, t.State
-	go func() {
-		defer close(over)
-		for o.follow && !state.Over() {
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-				return
-			}
-			now, err := ops.GetTask.On(ctx, h, ops.TaskPath{ID: id})
-			if err != nil {
-				return
-			}
-			state = now.State
-		}
-	}()
-	path := e.Tasks.Dir(id).KeeperLog()
+	path := e.Tasks.Dir(t.ID).KeeperLog()
+	if o.follow {
+		r := e.Follow(ctx, t.ID, path)
+		defer r.Close()
+		return app.CopyClean(a.Con.Out, r)
+	}
+	over := make(chan struct{})
+	close(over)
 	return logfile.Tail(ctx, path, 0, over, func(_ int64, data []byte) error { return app.CopyClean(a.Con.Out, bytes.NewReader(data)) })
 }
 
