@@ -37,7 +37,7 @@ const (
 	// Memory for the bodies of intercepted requests. Each counts, while it is answered, with its length, but
 	// with at most maxBody: no more of one body is in memory.
 	maxBodies = 64 << 20
-	maxBody   = 1 << 20
+	maxBody   = max(maxParsed, maxGraphQL)
 )
 
 // web is a real proxy for plain HTTP: it parses, checks and rewrites every request, so
