@@ -340,7 +340,7 @@ func (s *Server) reconcile(ctx context.Context) {
 	defer tick.Stop()
 	lastError := ""
 	for {
-		err := errors.Join(s.tasks.Sessions.Reconcile(ctx), s.tasks.Reconcile(ctx))
+		err := s.tasks.ReconcileAll(ctx)
 		for waiting := true; waiting; {
 			if ctx.Err() != nil {
 				return

@@ -401,6 +401,11 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, m.Schedule(ctx))...)
 }
 
+// ReconcileAll does what Reconcile does, for sessions and tasks.
+func (m *Manager) ReconcileAll(ctx context.Context) error {
+	return errors.Join(m.Sessions.Reconcile(ctx), m.Reconcile(ctx))
+}
+
 // phasesThat returns the phases that match.
 func phasesThat(match func(Phase) bool) (all []string) {
 	for _, p := range Phases() {

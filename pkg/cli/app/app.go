@@ -3,7 +3,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -86,7 +85,7 @@ func (a *App) Reconciled(ctx context.Context) (*session.Manager, error) {
 		return nil, err
 	}
 	// Start a keeper for every session and task that needs one and has none.
-	return m, errors.Join(m.Reconcile(ctx), (&task.Manager{Sessions: m}).Reconcile(ctx))
+	return m, (&task.Manager{Sessions: m}).ReconcileAll(ctx)
 }
 
 // PlainManager opens the store and does not reconcile.

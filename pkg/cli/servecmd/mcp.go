@@ -2,7 +2,6 @@ package servecmd
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -53,7 +52,7 @@ func keepTended(ctx context.Context, e ops.Engine) {
 		case <-ctx.Done():
 			return
 		}
-		if err := errors.Join(e.Tasks.Sessions.Reconcile(ctx), e.Tasks.Reconcile(ctx)); err != nil && ctx.Err() == nil {
+		if err := e.Tasks.ReconcileAll(ctx); err != nil && ctx.Err() == nil {
 			slog.WarnContext(ctx, "failed to start missing keepers", "error", err)
 		}
 	}
